@@ -26,7 +26,7 @@ from multimodal.cli.vision.images import (
     no_videos,
     results_place,
 )
-from multimodal.errors import ImageError, UsageError
+from multimodal.errors import UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.system.signals import at_stop
@@ -142,15 +142,16 @@ class _CaptionRun:
 
     def __call__(self, files: list[str], add: Add, there: There = NOTHING) -> int:
         """Images that are `there` go along with their batch, and no more."""
-        from multimodal.tasks.caption.caption import generate
+        from multimodal.tasks.encode.loaded import Items
+        from multimodal.tasks.encode.reader import ImageReader
 
-        code, cut = 0, 0
-        with ImageProgress(len(files), self.options.output is not None) as bar:
-            video = ClipOptions(**ClipOptions.among(vars(self.options)))
-            size, workers = self.options.batch_size, self.options.workers
-            for file, one in generate(files, self.write, size, workers, video, there):
+        code, cut, options, preprocessing = 0, 0, self.options, self.write.checkpoint.preprocessing
+        video = ClipOptions(**ClipOptions.among(vars(options)))
+        reader = ImageReader(preprocessing, options.batch_size, options.workers, False, video, done=there)
+        with ImageProgress(len(files), options.output is not None) as bar:
+            for file, one in reader.results(Items(files, keyed=False), self.write.generated, self.write.best_of):
                 bar.step(file)
-                if isinstance(one, ImageError):
+                if isinstance(one, Exception):
                     code = bar.failed(one)
                     continue
                 if file in there:

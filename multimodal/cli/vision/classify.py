@@ -27,7 +27,7 @@ from multimodal.cli.vision.images import (
     no_videos,
     results_place,
 )
-from multimodal.errors import ImageError, UsageError
+from multimodal.errors import UsageError
 from multimodal.inference.options import BatchOptions
 from multimodal.system.assets import shipped
 from multimodal.system.config import required_model
@@ -221,37 +221,30 @@ def _classify(
     outputs: Outputs,
 ) -> int:  # fmt: skip
     """`plain`: the checkpoint as it was loaded, for heat maps; `digest`: its `model_digest`."""
-    from multimodal.tasks.encode.attempts import in_parts, item_error
-    from multimodal.tasks.encode.reader import clip_result
-    from multimodal.tasks.encode.videos import Clip
+    from multimodal.tasks.encode.loaded import Items
+    from multimodal.tasks.encode.reader import ImageReader
 
     top = options.top or (5 if options.format == "table" else None)
     rows = partial(_rows, threshold=classifier.threshold)
     draw = _drawing(options, plain, classifier, outputs)
+    video = ClipOptions(**ClipOptions.among(vars(options)))
+    native = None if options.native is None else (classifier.model, options.native or None)
+    images = partial(classifier.batch_results, top=top), partial(classifier.clip_result, top=top)
 
     def work(files: list[str], add: Add, there: There = NOTHING) -> int:
         """The results of each image, as soon as they are known. An image that cannot be read is one line."""
         code = 0
+        reader = ImageReader(
+            classifier.preprocessing, options.batch_size, options.workers, False, video, native, done=there
+        )
         with ImageProgress(len(files), options.output is not None) as bar:
-            for batch in _batches(options, classifier, files, there):
-                if isinstance(batch, Clip):
-                    result = clip_result(batch, partial(classifier.clip_result, top=top))
-                    bar.step(batch.item)
-                    if isinstance(result, Exception):
-                        code = bar.failed(result)
-                    else:
-                        add(_shown(result))
-                    continue
-                for _, error in batch.refused:
-                    code = bar.failed(error)
-                results = in_parts(partial(_results, classifier, batch, top), len(batch.read))
-                for file, result in zip(batch.read, results, strict=True):
-                    if isinstance(result, Exception):
-                        code = bar.failed(item_error(result, file, ImageError))
-                    elif file not in there:
-                        add(_shown(result))
-                        code = bar.attempt(file, partial(draw, result)) or code
-                bar.step(*batch.read, *(file for file, _ in batch.refused))
+            for file, result in reader.results(Items(files, keyed=False), *images):
+                bar.step(file)
+                if isinstance(result, Exception):
+                    code = bar.failed(result)
+                elif file not in there:
+                    add(_shown(result))
+                    code = bar.attempt(file, partial(draw, result)) or code
         return code
 
     if options.output is not None:
@@ -260,27 +253,6 @@ def _classify(
     code = work(files, printed.add)
     printed.end()
     return code
-
-
-def _results(classifier: "ImageClassifier", batch: Any, top: int | None, part: slice) -> list[dict[str, Any]]:
-    return classifier.results_of(batch.read[part], batch.pixels[part], top)
-
-
-def _batches(
-    options: Namespace, classifier: "ImageClassifier", files: list[str], there: There
-) -> Iterator[Any]:  # fmt: skip
-    from multimodal.tasks.encode.images import batches
-    from multimodal.tasks.encode.native import native_batches, native_frames
-    from multimodal.tasks.encode.videos import plain_frames, with_videos
-
-    record, size, most = classifier.preprocessing, options.batch_size, options.native or None
-    if options.native is None:
-        preparation = plain_frames(record, size)
-        of_images = lambda run: batches(run, record, size, options.workers)
-    else:
-        preparation = native_frames(classifier.model, record, most, size)
-        of_images = lambda run: native_batches(classifier.model, run, record, most, size, options.workers)
-    return with_videos(files, of_images, preparation, ClipOptions(**ClipOptions.among(vars(options))), done=there)
 
 
 def _drawing(

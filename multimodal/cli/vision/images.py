@@ -91,13 +91,12 @@ class ImageProgress:
         if self.bar is not None:
             self.bar.close()
 
-    def step(self, *names: str) -> None:
-        """Count images, and each video with its first frame."""
-        for name in names:
-            path = name.path if isinstance(name, FrameName) else None
-            if self.bar is not None and (path is None or path != self.video):
-                self.bar.update(1)
-            self.video = path
+    def step(self, name: str) -> None:
+        """Count an image, or a video with its first frame."""
+        path = name.path if isinstance(name, FrameName) else None
+        if self.bar is not None and (path is None or path != self.video):
+            self.bar.update(1)
+        self.video = path
 
     def failed(self, error: object) -> int:
         """One line, above the bar."""

@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack, overload
 
 import numpy as np
@@ -14,38 +13,25 @@ from torch import Tensor
 from multimodal.decoding import logits as processors
 from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.decoding.sampling import greedy, sample
-from multimodal.errors import CheckpointError, ImageError, MultimodalError, TextError, UsageError
+from multimodal.errors import CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDecoder
 from multimodal.tasks.caption.options import CaptionOptions, options_for
 from multimodal.tasks.encode.arguments import CaptionArguments, CaptionerArguments
-from multimodal.tasks.encode.attempts import in_parts, item_error
-from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
-from multimodal.tasks.encode.images import ImageBatch, batches, name_of
-from multimodal.tasks.encode.loaded import (
-    Item,
-    Items,
-    LoadedModel,
-    Model,
-    OnError,
-    check_on_error,
-    checked_results,
-    device_of,
-    loaded,
-)
-from multimodal.tasks.encode.reader import ImageReader, clip_result
-from multimodal.tasks.encode.videos import Clip, checked_batches, plain_frames, time_of, with_videos
+from multimodal.tasks.encode.columns import Columns, is_columns
+from multimodal.tasks.encode.images import ImageBatch, name_of
+from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
+from multimodal.tasks.encode.reader import ImageReader, ImageTask
+from multimodal.tasks.encode.videos import Clip, checked_batches, time_of
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.tokens.video.names import FrameName
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.folder import Checkpoint
 
-FRAMES = ClipOptions()
 
-
-class Captioner(LoadedModel):
+class Captioner(ImageTask):
     """Image captioner: loads the model once.
 
     `options`: see `CaptionOptions`; defaults come from "caption" in the model's card. A caption depends on its image,
@@ -80,28 +66,14 @@ class Captioner(LoadedModel):
         A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`); a
         video is one row."""
         if is_columns(images):
-            results = (result for _, result in self._many(source_column(images)[1], self.reader.one_each()))
-            return result_columns(images, results, lambda one: one, {"caption": "", "score": math.nan})
+            return self._columns(images, lambda one: one, {"caption": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:
             raise UsageError("must hold at least one image (got 0)", argument="images")
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
 
-    def many(
-        self, items: Iterable[Any], *, keyed: bool = False, on_error: OnError = "return"
-    ) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:
-        """Yield (key, result) for each image or frame, as `Classifier.many` does."""
-        return self._many(items, self.reader, keyed, on_error)
-
-    def _many(
-        self, items: Iterable[Any], reader: ImageReader, keyed: bool = False, on_error: OnError = "return"
-    ) -> Iterator[tuple[Any, dict[str, Any] | MultimodalError]]:
-        check_on_error(on_error)
-        sources = Items(items, keyed)
-        return self._queued(checked_results(reader.results(sources, self._results, self._whole), sources, on_error))
-
     def _whole(self, clip: Clip) -> dict[str, Any]:
-        best = best_of(clip, self.writer)
+        best = self.writer.best_of(clip)
         return self.writer.record(clip.item, best.captions, best.time)
 
     def _results(self, batch: ImageBatch, part: slice) -> list[dict[str, Any]]:
@@ -133,42 +105,6 @@ def prepared(
         raise UsageError(f"model {checkpoint.source}: expected a captioner, got {checkpoint.kind}")
     chosen = options_for(checkpoint, options)
     return prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint)), chosen
-
-
-def generate(
-    images: Iterable[Any], write: "CaptionWriter", batch_size: int, workers: int | None,
-    video: ClipOptions = FRAMES, done: Container[str] = (),
-) -> Iterator[tuple[Any, "GeneratedCaptions | ImageError"]]:  # fmt: skip
-    """Yield (image, captions or ImageError) as results arrive. `video`, `done`: see `with_videos`."""
-    record = write.checkpoint.preprocessing
-    of_images = lambda run: batches(run, record, batch_size, workers)
-    for batch in with_videos(images, of_images, plain_frames(record, batch_size), video, done=done):
-        if isinstance(batch, Clip):
-            yield batch.item, clip_result(batch, partial(best_of, write=write))
-            continue
-        yield from batch.refused
-        found = in_parts(partial(_captions, write, batch.pixels), len(batch.read))
-        for image, pixels, captions in zip(batch.read, batch.pixels, found, strict=True):
-            if isinstance(captions, Exception):
-                yield image, item_error(captions, name_of(image), ImageError)
-            else:
-                yield image, GeneratedCaptions(pixels, captions)
-
-
-def _captions(write: "CaptionWriter", pixels: Float[Tensor, "B 3 H W"], part: slice) -> list[list["Caption"]]:
-    return write(pixels[part])
-
-
-def best_of(clip: Clip, write: "CaptionWriter") -> "GeneratedCaptions":
-    """The captions of the frame whose best one has the highest score, finished ones first. Raises VideoError."""
-    best = None
-    for batch in checked_batches(clip.batches):
-        for frame, pixels, captions in zip(batch.read, batch.pixels, write(batch.pixels), strict=True):
-            rank = captions[0].finished, captions[0].score
-            if best is None or rank > best[0]:
-                name = frame.source if isinstance(frame, Item) else frame
-                best = rank, GeneratedCaptions(pixels.clone(), captions, name.time)
-    return best[1]
 
 
 class GeneratedCaptions(NamedTuple):
@@ -233,6 +169,21 @@ class CaptionWriter:
         if options.min_tokens:
             found.append(processors.suppress_first([eos], len(self.prompt), options.min_tokens))
         return [*found, processors.end_if_all_forbidden(eos)] if found else []
+
+    def generated(self, batch: ImageBatch, part: slice) -> list[GeneratedCaptions]:
+        """Captions of a part of a batch."""
+        pixels = batch.pixels[part]
+        return list(map(GeneratedCaptions, pixels, self(pixels)))
+
+    def best_of(self, clip: Clip) -> GeneratedCaptions:
+        """Captions of the frame whose best one has the highest score, finished ones first. Raises VideoError."""
+        best = None
+        for batch in checked_batches(clip.batches):
+            for frame, pixels, captions in zip(batch.read, batch.pixels, self(batch.pixels), strict=True):
+                rank = captions[0].finished, captions[0].score
+                if best is None or rank > best[0]:
+                    best = rank, GeneratedCaptions(pixels.clone(), captions, frame.source.time)
+        return best[1]
 
     @torch.inference_mode()
     def __call__(self, pixels: Float[Tensor, "B 3 H W"]) -> list[list[Caption]]:

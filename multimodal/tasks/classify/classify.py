@@ -17,20 +17,11 @@ from multimodal.tasks.classify.head import HeadClassifier, has_head, own_labels
 from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.classify.ranking import ImageClassifier
 from multimodal.tasks.encode.arguments import ClassifierArguments
-from multimodal.tasks.encode.columns import Columns, is_columns, result_columns, source_column
-from multimodal.tasks.encode.images import ImageBatch, name_of
-from multimodal.tasks.encode.loaded import (
-    Items,
-    LoadedModel,
-    Model,
-    OnError,
-    check_on_error,
-    checked_results,
-    device_of,
-    loaded,
-)
+from multimodal.tasks.encode.columns import Columns, is_columns
+from multimodal.tasks.encode.images import ImageBatch
+from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
 from multimodal.tasks.encode.prompts import Templates
-from multimodal.tasks.encode.reader import ImageReader
+from multimodal.tasks.encode.reader import ImageReader, ImageTask
 from multimodal.tasks.encode.videos import Clip
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.tokens.video.options import ClipOptions
@@ -39,7 +30,7 @@ from multimodal.weights.folder import Checkpoint
 Scores = dict[str, Any]
 
 
-class Classifier(LoadedModel):
+class Classifier(ImageTask):
     """Image classifier: loads a CLIP and encodes the labels once (zero-shot), or loads a ViT with a head, whose classes
     are the labels.
 
@@ -88,35 +79,15 @@ class Classifier(LoadedModel):
         A batch of columns (bytes, image or path) gives columns: label, score, error (see `encode/columns.py`); a video
         is one row."""
         if is_columns(images):
-            results = (result for _, result in self._many(source_column(images)[1], self.reader.one_each()))
-            return result_columns(images, results, lambda one: one["scores"][0], {"label": "", "score": math.nan})
+            return self._columns(images, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
 
-    def many(
-        self, items: Iterable[Any], *, keyed: bool = False, on_error: OnError = "return"
-    ) -> Iterator[tuple[Any, Scores | MultimodalError]]:
-        """Yield (key, result) for each image, in order, while the next ones are decoded. With `keyed`, items are (key,
-        image) pairs; else a path is its own key, and any other image has its position. An image that fails gives its
-        error as result, unless `on_error` is "raise".
-
-        A video gives a result for each frame (unless `per_clip`): the key of a path becomes "clip.mp4 @ 12.4 s", any
-        other (key, time)."""
-        return self._many(items, self.reader, keyed, on_error)
-
-    def _many(
-        self, items: Iterable[Any], reader: ImageReader, keyed: bool = False, on_error: OnError = "return"
-    ) -> Iterator[tuple[Any, Scores | MultimodalError]]:
-        check_on_error(on_error)
-        sources = Items(items, keyed)
-        return self._queued(checked_results(reader.results(sources, self._results, self._whole), sources, on_error))
+    def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
+        return self.scorer.batch_results(batch, part, self.top)
 
     def _whole(self, clip: Clip) -> Scores:
         return self.scorer.clip_result(clip, self.top)
-
-    def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
-        names = [name_of(item.source) for item in batch.read[part]]
-        return self.scorer.results_of(names, batch.pixels[part], self.top)
 
 
 def classify(

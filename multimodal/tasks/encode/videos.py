@@ -16,16 +16,17 @@ from multimodal.tasks.encode.images import ImageBatch, name_of
 from multimodal.tasks.encode.loaded import Item
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.video.names import FrameName, is_video
-from multimodal.tokens.video.options import ClipOptions
+from multimodal.tokens.video.options import ClipOptions, VideoOptions
 from multimodal.tokens.video.reading import frames
 
-Batches = Callable[[Iterable[Any]], Iterator[Any]]
+Batches = Callable[[Iterable[Item]], Iterator[Any]]
+SourceOf = Callable[[Item], Any]
 
 
 class Clip(NamedTuple):
     """A video that gives one result, and the batches of its frames, to be read before the next item."""
 
-    item: Any
+    item: Item
     batches: Iterator[ImageBatch]
 
 
@@ -42,25 +43,23 @@ def plain_frames(record: Preprocessing, batch_size: int) -> FramePreparation:
 
 
 def with_videos(
-    items: Iterable[Any], of_images: Batches, preparation: FramePreparation, options: ClipOptions,
-    source_of: Callable[[Any], Any] = lambda item: item, done: Container[str] = (),
+    items: Iterable[Item], of_images: Batches, preparation: FramePreparation, options: ClipOptions,
+    source_of: SourceOf, done: Container[Any] = (),
 ) -> Iterator[Any]:  # fmt: skip
     """Yield the batches that `of_images` makes of images and, in the order of the items, those of the frames of each
     video: ImageBatch, or a Clip for each video with `per_clip`. A batch has frames of one video, so that its results do
-    not depend on other items. Frames have a FrameName in place of their path; a batch of which all are `done` is left
-    out."""
-    raw = lambda item: item.source if isinstance(item, Item) else item
-    for videos, run in groupby(items, lambda item: is_video(raw(item))):
+    not depend on other items. Frames have a FrameName in place of their path; a batch, or a Clip, of which all keys are
+    `done` is left out."""
+    for videos, run in groupby(items, lambda item: is_video(item.source)):
         if not videos:
             yield from of_images(run)
             continue
         for item in run:
-            parts = _frame_batches(item, source_of, preparation, options)
-            if options.per_clip:
-                if not isinstance(item, str) or item not in done:
-                    yield Clip(item, parts)
-            else:
-                yield from (part for part in parts if part.refused or not all(_in(name, done) for name in part.read))
+            parts = frame_batches(item, preparation, options, source_of)
+            if not options.per_clip:
+                yield from (part for part in parts if part.refused or not all(one.key in done for one in part.read))
+            elif item.key not in done:
+                yield Clip(item, parts)
 
 
 def clip_mean(batches: Iterable[ImageBatch], encode: Callable[[Any], Float[Tensor, "B X"]]) -> Float[Tensor, "1 X"]:
@@ -85,14 +84,11 @@ def time_of(name: str) -> dict[str, float]:
     return {"time": round(name.time, 3)} if isinstance(name, FrameName) else {}
 
 
-def _in(name: Any, done: Container[str]) -> bool:
-    return isinstance(name, str) and name in done
-
-
-def _frame_batches(
-    item: Any, source_of: Callable[[Any], Any], preparation: FramePreparation, options: ClipOptions
+def frame_batches(
+    item: Item, preparation: FramePreparation, options: VideoOptions, source_of: SourceOf = lambda item: item.source
 ) -> Iterator[ImageBatch]:
-    names: list[Any] = []
+    """Frames of a video, or the error that ends it."""
+    names: list[Item] = []
     pixels: list[Tensor] = []
     refused = []
     try:
@@ -110,8 +106,6 @@ def _frame_batches(
         yield ImageBatch(names, preparation.join(pixels) if pixels else torch.empty(0), refused)
 
 
-def _frame_of(item: Any, time: float) -> Any:
-    if not isinstance(item, Item):
-        return FrameName(str(item), time)
+def _frame_of(item: Item, time: float) -> Item:
     key = FrameName(str(item.key), time) if isinstance(item.key, str | Path) else (item.key, time)
     return Item(key, FrameName(name_of(item), time), item.position)

@@ -20,11 +20,11 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import path_of
 from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.features import encoder, kind_of
-from multimodal.tasks.encode.images import batches
-from multimodal.tasks.encode.native import encode_pixels, native_batches, native_frames, native_limit
+from multimodal.tasks.encode.loaded import Items
+from multimodal.tasks.encode.native import encode_pixels, native_limit
 from multimodal.tasks.encode.prompts import open_clip_prompts
-from multimodal.tasks.encode.reader import clip_result
-from multimodal.tasks.encode.videos import Clip, checked_batches, clip_mean, plain_frames, with_videos
+from multimodal.tasks.encode.reader import ImageReader, clip_result
+from multimodal.tasks.encode.videos import Clip, checked_batches, clip_mean
 from multimodal.tasks.retrieve.faiss_file import check_faiss
 from multimodal.tasks.retrieve.index import index_digest, query_vectors
 from multimodal.tasks.retrieve.nearest import (
@@ -143,24 +143,21 @@ def _embed(
 ) -> Iterator[tuple[list[IndexEntry], Float[np.ndarray, "B D"], dict[str, ImageError]]]:
     model, record = checkpoint.model, known_preprocessing(checkpoint)
     device = next(model.parameters()).device
-    if native is None:
-        of_images = lambda run: batches(run, record, options.batch_size, options.workers)
-        frames = plain_frames(record, options.batch_size)
-    else:
-        of_images = lambda run: native_batches(model, run, record, native or None, options.batch_size, options.workers)
-        frames = native_frames(model, record, native or None, options.batch_size)
+    own = None if native is None else (model, native or None)
     whole = ClipOptions(**ClipOptions.among(vars(options))).replace(per_clip=True)
-    for batch in with_videos(todo, of_images, frames, whole):
+    reader = ImageReader(record, options.batch_size, options.workers, False, whole, own)
+    for batch in reader.batches(Items(todo, keyed=False)):
         if isinstance(batch, Clip):
             rows = clip_result(batch, partial(_clip_rows, encode=partial(_vectors, model, device), options=options))
             failed = isinstance(rows, Exception)
-            entries = [] if failed else [replace(todo[batch.item], time=time, frames=len(rows)) for time, _ in rows]
+            file = batch.item.key
+            entries = [] if failed else [replace(todo[file], time=time, frames=len(rows)) for time, _ in rows]
             vectors = torch.zeros(0, vector_width(model)) if failed else torch.stack([vector for _, vector in rows])
-            yield entries, vectors.numpy(), {batch.item: rows} if failed else {}
+            yield entries, vectors.numpy(), {file: rows} if failed else {}
             continue
-        found, refused = dict[str, Tensor](), dict(batch.refused)
+        found, refused = dict[str, Tensor](), {item.key: error for item, error in batch.refused}
         made = in_parts(partial(_vectors, model, device, batch.pixels), len(batch.read))
-        for file, vector in zip(batch.read, made, strict=True):
+        for (file, *_), vector in zip(batch.read, made, strict=True):
             if isinstance(vector, Exception):
                 refused[file] = item_error(vector, file, ImageError)
             elif not vector.isfinite().all():
@@ -168,7 +165,7 @@ def _embed(
             else:
                 found[file] = vector
         if batch.read and not found and not any(isinstance(one, Exception) for one in made):
-            raise CheckpointError(f"model {checkpoint.source}: the vector of {batch.read[0]} is not finite")
+            raise CheckpointError(f"model {checkpoint.source}: the vector of {batch.read[0].key} is not finite")
         vectors = torch.stack(list(found.values())) if found else torch.zeros(0, vector_width(model))
         yield [todo[file] for file in found], vectors.numpy(), refused
 
@@ -182,9 +179,9 @@ def _clip_rows(
         rows = [(None, F.normalize(clip_mean(clip.batches, lambda pixels: encode(pixels, slice(None))), dim=-1)[0])]
     else:
         for batch in checked_batches(clip.batches):
-            rows += zip([name.time for name in batch.read], encode(batch.pixels, slice(None)), strict=True)
+            rows += zip([frame.key.time for frame in batch.read], encode(batch.pixels, slice(None)), strict=True)
     if not all(vector.isfinite().all() for _, vector in rows):
-        raise VideoError(f"{clip.item}: a vector is not finite")
+        raise VideoError(f"{clip.item.key}: a vector is not finite")
     return rows
 
 

@@ -21,8 +21,9 @@ from multimodal.models.clip import CLIP
 from multimodal.system.records import to_record
 from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.encode.loaded import Item
 from multimodal.tasks.encode.native import encode_pixels, native_features, native_frames
-from multimodal.tasks.encode.videos import clip_mean, plain_frames, with_videos
+from multimodal.tasks.encode.videos import clip_mean, frame_batches, plain_frames
 from multimodal.tasks.retrieve.nearest import CANDIDATES, candidates, exact, open_search, rescored
 from multimodal.tasks.retrieve.options import SearchOptions
 from multimodal.tasks.retrieve.record import (
@@ -36,7 +37,7 @@ from multimodal.tasks.retrieve.record import (
     read_index_record,
 )
 from multimodal.tasks.retrieve.store import note_times
-from multimodal.tokens.video.options import ClipOptions, VideoOptions
+from multimodal.tokens.video.options import VideoOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import image_features, text_features
 from multimodal.weights.folder import Checkpoint
@@ -200,7 +201,5 @@ def clip_vector(
     preparation = plain_frames(record, CLIP_BATCH)
     if native is not None:
         preparation = native_frames(checkpoint.model, record, native or None, CLIP_BATCH)
-    whole = ClipOptions(**VideoOptions.among(vars(options)), per_clip=True)
-    (clip,) = with_videos([source], lambda run: iter(()), preparation, whole)
     encode = lambda pixels: F.normalize(encode_pixels(checkpoint.model, pixels).float(), dim=-1)
-    return clip_mean(clip.batches, encode)
+    return clip_mean(frame_batches(Item(source, source, 0), preparation, options), encode)

@@ -14,9 +14,9 @@ from multimodal.models.coca import CoCa
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vision.git import GIT
 from multimodal.models.vit import ViTConfig
-from multimodal.tasks.caption.caption import CaptionWriter, generate, prepared
+from multimodal.tasks.caption.caption import CaptionWriter, prepared
 from multimodal.tasks.caption.regions import RegionPlots, attention_maps, words_of
-from multimodal.tasks.encode.images import pixels_of
+from multimodal.tasks.encode.images import ImageBatch, pixels_of
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint
@@ -33,6 +33,10 @@ def halves(left: str, right: str) -> Image.Image:
     plain = np.repeat(np.array([[COLOURS[left]] * 24 + [COLOURS[right]] * 24]), 48, 0)
     pixels = plain + CHANCE.normal(0, 20, plain.shape)
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def batch_of(image: Image.Image | str) -> ImageBatch:
+    return ImageBatch([image], pixels_of([image], RECORD), [])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def test_a_colours_word_points_to_its_half(captioner):
     write = CaptionWriter(*prepared(captioner, "auto", None, {}))
     shares = []
     for left, right in PAIRS:
-        ((_, found),) = generate([halves(left, right)], write, 1, 1)
+        (found,) = write.generated(batch_of(halves(left, right)), slice(None))
         assert found.captions[0].text == f"{left} left, {right} right"
         ids = [*write.prompt, *found.captions[0].ids]
         maps = attention_maps(write.network, found.pixels, ids)
@@ -72,7 +76,7 @@ def test_the_image_of_the_regions_shows_where_words_are(captioner, tmp_path):
     halves("red", "blue").save(tmp_path / "two.png")
     write = CaptionWriter(*prepared(captioner, "auto", None, {}))
     file = str(tmp_path / "two.png")
-    ((_, found),) = generate([file], write, 1, 1)
+    (found,) = write.generated(batch_of(file), slice(None))
     RegionPlots(write, {file: tmp_path / "out.png"}).draw(file, found)
     sheet = np.asarray(Image.open(tmp_path / "out.png").convert("RGB"), np.float32)
     height, width = sheet.shape[0], sheet.shape[1] // 5  # the image, red, left, blue, right
