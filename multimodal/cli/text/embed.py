@@ -32,7 +32,6 @@ EXAMPLES = """examples:
   multimodal embed --images photos/ -o vectors.npy                  # by clip-vit-16; one row per image, sorted by path
 """
 FORMATS = ("jsonl", "csv", "npy")
-CHUNK = 4096  # texts that are sorted by length together
 
 
 def add_flags(p: Parser) -> None:
@@ -101,14 +100,15 @@ def run(options: Namespace) -> int:
         loaded(options, "embed-images" if images else "embed"), options.compute_type, options.device
     )
     if images:
-        count, good, made, failed = _embedded_images(options, checkpoint, files)
+        good, made, failed = _embedded(options, checkpoint, files)
+        count = len(good) + len(failed)
     else:
         inputs, code = _usable(given)
-        good, count = [one for one in inputs if one.text is not None], len(inputs)
-        if not good:
+        usable, count = [one for one in inputs if one.text is not None], len(inputs)
+        if not usable:
             return code
-        made, failed = _embedded(options, checkpoint, good)
-        good = [one for one in good if one not in {one for one, _ in failed}]
+        good, made, failed = _embedded(options, checkpoint, [one.text for one in usable], usable)
+        failed = [(one, error.__cause__ or error) for one, error in failed]  # named by the line, not the position
     for one, error in failed:
         code = fail(item_error(error, one.name, TextError))
     if good:
@@ -132,53 +132,29 @@ def _write(
     print(printable(f"{options.output}: {len(good)} vectors of {made.shape[1]}"))
 
 
-def _embedded_images(
-    options: Namespace, checkpoint: "Checkpoint", files: Sequence[str]
-) -> "tuple[int, list[_Input], np.ndarray, list[tuple[_Input, Exception]]]":
-    """Number of images and frames, those that can be computed and a row for each; the others, and why."""
+def _embedded(
+    options: Namespace, checkpoint: "Checkpoint", sources: Sequence[str], texts: Sequence[_Input] = ()
+) -> "tuple[list[_Input], np.ndarray, list[tuple[_Input, Exception]]]":
+    """Images, frames or texts that can be computed and a row for each; the others, and why. `sources`: files, or what
+    stands in `texts`."""
     import numpy as np
 
     from multimodal.tasks.text.embedder import Embedder
 
-    good, rows, failed, shown = [], [], [], Progress("images")
-    video = ClipOptions.among(vars(options))
-    embedder = Embedder(
-        checkpoint, normalize=getattr(options, "normalize", None), device=None, native=options.native, **video
-    )
-    for line, (name, result) in enumerate(embedder.many(files), 1):
-        one = _Input(line, name, name)
+    good, rows, failed = [], [], []
+    chosen = {"normalize": None} | EmbedOptions.among(vars(options)) | ClipOptions.among(vars(options))
+    embedder = Embedder(checkpoint, device=None, native=options.native, **chosen)
+    shown = Progress(options.file or "texts" if texts else "images")
+    for line, (name, result) in enumerate(embedder.many(sources, "text" if texts else "image"), 1):
+        one = texts[line - 1] if texts else _Input(line, name, name)
         if isinstance(result, Exception):
             failed.append((one, result))
         else:
             good.append(one)
             rows.append(result)
-        shown(line, max(line, len(files)))
+        shown(line, max(line, len(sources)))
     shown.clear()
-    return len(good) + len(failed), good, np.array(rows), failed
-
-
-def _embedded(
-    options: Namespace, checkpoint: "Checkpoint", texts: Sequence[_Input]
-) -> "tuple[np.ndarray, list[tuple[_Input, Exception]]]":
-    """A row for each text that can be computed; the others, and why."""
-    import numpy as np
-
-    from multimodal.tasks.encode.attempts import in_parts
-    from multimodal.tasks.text.embed import embed
-
-    def work(part: slice) -> "np.ndarray":
-        chosen = [one.text for one in chunk[part]]
-        return embed(chosen, checkpoint, **EmbedOptions.among(vars(options))).cpu().numpy()
-
-    rows, failed, shown = [], [], Progress(options.file or "texts")
-    for start in range(0, len(texts), CHUNK):
-        chunk = texts[start : start + CHUNK]
-        made = in_parts(work, len(chunk))
-        failed += [(one, row) for one, row in zip(chunk, made, strict=True) if isinstance(row, Exception)]
-        rows += [row for row in made if not isinstance(row, Exception)]
-        shown(start + len(chunk), len(texts))
-    shown.clear()
-    return np.array(rows), failed
+    return good, np.array(rows), failed
 
 
 def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Input], int]:

@@ -37,7 +37,6 @@ def embed(
         raise TextError("texts: expected at least one")
     for number, text in enumerate(texts, 1):
         check_text(text, f"text {number}")
-    normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
     before = prompt_text(checkpoint, prompt)
     texts = [before + text for text in texts]
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -48,8 +47,13 @@ def embed(
         vectors = text_features(checkpoint.model, checkpoint.required_tokenizer(), list(rows))
     else:
         vectors = _pooled(checkpoint, list(rows), checked_pooling(checkpoint, pooling), batch_tokens)
-    vectors = vectors[torch.tensor([rows[text] for text in texts], device=vectors.device)].float()
-    return nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+    return scaled(vectors[torch.tensor([rows[text] for text in texts], device=vectors.device)], checkpoint, normalize)
+
+
+def scaled(vectors: Float[Tensor, "N D"], checkpoint: Checkpoint, normalize: bool | None) -> Float[Tensor, "N D"]:
+    """Vectors in float32, of length 1 with `normalize`, or with None where the model's card says so."""
+    normalize = bool(checkpoint.card.get("normalize")) if normalize is None else normalize
+    return nn.functional.normalize(vectors.float(), dim=-1) if normalize else vectors.float()
 
 
 def prompt_text(checkpoint: Checkpoint, prompt: str | None) -> str:

@@ -29,7 +29,7 @@ from multimodal.tasks.encode.loaded import (
 from multimodal.tasks.encode.native import NativeImages, encode_pixels, native_limit
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
-from multimodal.tasks.text.embed import check_text, embed
+from multimodal.tasks.text.embed import check_text, embed, scaled
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
@@ -37,7 +37,7 @@ from multimodal.weights.encode import vector_width
 from multimodal.weights.folder import Checkpoint
 
 Kind = Literal["image", "text"]
-TEXTS = 1024  # that are sorted by length together
+TEXTS = 4096  # that are sorted by length together
 
 
 class Embedder(LoadedModel):
@@ -124,13 +124,13 @@ class Embedder(LoadedModel):
         model = checkpoint.model
         encoder(checkpoint, kind_of(checkpoint))  # checks the model
 
-        unit = lambda pixels: self._unit(encode_pixels(model, pixels), checkpoint)
+        unit = lambda pixels: scaled(encode_pixels(model, pixels), checkpoint, self.normalize)
 
         def work(batch: ImageBatch | NativeImages, part: slice) -> Sequence[np.ndarray]:
             return list(unit(batch.pixels[part]).cpu().numpy())
 
         def whole(clip: Clip) -> np.ndarray:
-            return self._unit(clip_mean(clip.batches, unit), checkpoint).cpu().numpy()[0]
+            return scaled(clip_mean(clip.batches, unit), checkpoint, self.normalize).cpu().numpy()[0]
 
         record = known_preprocessing(checkpoint)
         native = None if self.native is None else (model, native_limit(model, self.native, record))
@@ -161,13 +161,7 @@ class Embedder(LoadedModel):
 
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         checkpoint = self._checkpoint("text")
-        vectors = embed(texts, checkpoint, self.pooling, False, self.batch_tokens, self.prompt)
-        return self._unit(vectors, checkpoint).cpu().numpy()
-
-    def _unit(self, vectors: torch.Tensor, checkpoint: Checkpoint) -> Float32[torch.Tensor, "N D"]:
-        normalize = bool(checkpoint.card.get("normalize")) if self.normalize is None else self.normalize
-        vectors = vectors.float()
-        return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+        return embed(texts, checkpoint, self.pooling, self.normalize, self.batch_tokens, self.prompt).cpu().numpy()
 
 
 def embed_many(
