@@ -1,7 +1,8 @@
 """Flags that several commands share: the model, the machine, lists of data, output files."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from multimodal.cli.parser import Parser, count
 from multimodal.inference.options import BatchOptions, MachineOptions
@@ -31,6 +32,14 @@ class Format(argparse._StoreAction):
                         "--format says which of them the file is to hold")  # fmt: skip
             default = self.default_of if options.output is None else self.choices[0]
             options.format = ending if ending in self.choices else default
+
+
+def by_ending(path: str | None, formats: Collection[str], default: str) -> str | None:
+    """The one of `formats` that a file's ending names; without a file the `default`."""
+    if path is None:
+        return default
+    ending = Path(path).suffix.lower().removeprefix(".").replace("ndjson", "jsonl")
+    return ending if ending in formats else None
 
 
 def results(p: argparse._ActionsContainer, *formats: str, default: str | None = "", help: str = "") -> None:

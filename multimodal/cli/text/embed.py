@@ -64,9 +64,8 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("--native: is for --images")
     if options.images is None and (given := ClipOptions.among(vars(options))):
         p.error(f"--{next(iter(given))}: is for --images")
-    ending = None if options.output is None else Path(options.output).suffix.lower().removeprefix(".")
-    options.format = options.format or ("jsonl" if ending is None else ending)
-    if options.format not in FORMATS:
+    options.format = options.format or flags.by_ending(options.output, FORMATS, "jsonl")
+    if options.format is None:
         p.error(f"--output {options.output}: must end in .jsonl, .csv or .npy, or --format says what it holds")
     if options.format == "npy" and options.output is None:
         p.error("--format npy: needs --output FILE")

@@ -27,7 +27,6 @@ EXAMPLES = """examples:
   multimodal translate --file news.txt --from German --to French -m m2m100_418M/ -o nouvelles.txt
   cat news.txt | multimodal translate - -m opus-mt-en-de/ --format jsonl
 """
-BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl"}
 BATCHES = 8  # that are sorted by length together, and written once they are done
 
 
@@ -54,9 +53,7 @@ def check(p: Parser, options: Namespace) -> None:
     if bool(options.texts) == (options.file is not None):
         p.error("TEXT, --file: name one of them" if options.texts else "names no text (TEXT, --file FILE, or -)")
     check_texts(p, options.texts)
-    if options.format is None:
-        suffix = "" if options.output is None else Path(options.output).suffix.lower()
-        options.format = BY_SUFFIX.get(suffix, "txt")
+    options.format = options.format or flags.by_ending(options.output, ["jsonl"], "txt") or "txt"
 
 
 def run(options: Namespace) -> int:

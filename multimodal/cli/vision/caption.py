@@ -16,6 +16,7 @@ from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import (
+    APPENDED,
     NOTHING,
     Add,
     ImageOutput,
@@ -44,7 +45,6 @@ EXAMPLES = """examples:
   multimodal caption photo.jpg --model captioner --top_p 0.9 --num_captions 5 --seed 1
 """
 STYLES = ("table", "csv", "jsonl", "json", "txt-per-image")
-BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
 
 
@@ -78,11 +78,8 @@ def decoding(g: argparse._ArgumentGroup) -> None:
 
 def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
-    if options.output is None:
-        options.format = options.format or "table"
-    elif options.format is None:
-        options.format = BY_SUFFIX.get(Path(options.output).suffix.lower())
-    if options.output is not None and options.format not in ("csv", "jsonl", "txt-per-image"):
+    options.format = options.format or flags.by_ending(options.output, APPENDED, "table")
+    if options.output is not None and options.format not in (*APPENDED, "txt-per-image"):
         p.error(f"--output {options.output}: results are appended to csv or jsonl, or written as txt-per-image "
                 f"(--format {options.format or 'csv'})")  # fmt: skip
     if options.overwrite and options.output is None and options.format != "txt-per-image":

@@ -17,6 +17,7 @@ from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import (
+    APPENDED,
     NOTHING,
     Add,
     ImageOutput,
@@ -51,7 +52,6 @@ EXAMPLES = """examples:
   multimodal classify photos/ --model my-vit/                                # a ViT with a head has its own labels
 """
 STYLES = ("table", "csv", "json", "jsonl")
-BY_SUFFIX = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 LABELS = ("labels", "labels_file", "classifier")
 FOR_CLIP = (*LABELS, "templates", "save_classifier", "calibrate", "heatmap", "native")
 HEADER = ["file", "label", "score"]
@@ -151,13 +151,10 @@ def _may_have_head(model: str | None) -> bool:
 
 
 def _check_output(p: Parser, options: Namespace) -> None:
-    if options.output is None:
-        options.format = options.format or "table"
-        return
-    if not options.images:
+    options.format = options.format or flags.by_ending(options.output, APPENDED, "table")
+    if options.output is not None and not options.images:
         p.error("--output: no images are named")
-    options.format = options.format or BY_SUFFIX.get(Path(options.output).suffix.lower())
-    if options.format not in BY_SUFFIX.values():
+    if options.output is not None and options.format not in APPENDED:
         p.error(f"--output {options.output}: results are appended to csv or jsonl (--format {options.format or 'csv'})")
 
 

@@ -19,6 +19,7 @@ from multimodal.tasks.encode.results import BESIDE, Results
 from multimodal.tokens.video.names import FrameName
 from multimodal.tokens.video.options import ClipOptions
 
+APPENDED = ("csv", "jsonl")  # formats of files that a second call goes on with
 Record = dict[str, Any]  # of one image, its name as `file`
 Add = Callable[[Record], None]
 
