@@ -204,7 +204,7 @@ def made(number: int, s: ClipQuestions, stills: Source | None) -> list[dict[str,
         draw.shuffle(asked)
         return [conversation(name, asked)]
     return [
-        question(text, [answer], task, "wer" if task == "narration" else "exact", video=name)
+        question(text, [answer], task, "wer" if task == "narration" else "exact", video=name) | {"language": "en"}
         for text, answer, task in asked
     ]
 

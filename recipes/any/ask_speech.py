@@ -61,7 +61,8 @@ def questions(s: SpeechQuestions) -> Iterator[dict[str, Any]]:
             path, text, language = str(Path(line.media).resolve()), line.texts[0], line.fields.get("language")
             name = Path(data).parent.name if language is None else "synthetic English"
             if language in (None, "en"):
-                yield question(TRANSCRIBE, [plain(text)], f"transcribe {name}", "wer", audio=path)
+                asked = question(TRANSCRIBE, [plain(text)], f"transcribe {name}", "wer", audio=path)
+                yield asked | {"language": "en"}
             if language is not None:
                 yield question(WHICH, [LANGUAGES[language]], "language of speech", audio=path)
             if language == "en" and text in german:

@@ -162,10 +162,11 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     log.info("%d utterances, %.2f h, %.1f%% padding", len(corpus), sum(corpus.lengths) / 360000, 100 * share)
     items = evenly(range(len(valid)), s.valid_count)
     decoder = "attention" if s.terms == "attention" else "greedy"
-    watch = ErrorRates(initial, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
+    card = read_json(s.card) if s.card else inherited(initial.card)
+    stated = replace(initial, card=card)  # with the language of the texts
+    watch = ErrorRates(stated, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
     trained = Loop(s.loop, objective, loader, watch, initial).fit()
     figures = watch(trained, s.loop.steps)
-    card = read_json(s.card) if s.card else inherited(initial.card)
     checkpoint, sources = (
         Checkpoint(trained, initial.tokenizer, card=card),
         [*(path for path, _ in corpus.paths), s.valid],

@@ -119,6 +119,8 @@ def _whole_recordings(options: Namespace) -> int:
     checkpoint, beam_size = _loaded(options), getattr(options, "beam_size", None)
     checkpoint.model.to(options.device)
     options.data = [options.manifest]
+    texts = {"normalizer": options.normalizer, "keep_marks": options.keep_marks,
+             "language": getattr(options, "language", None)}  # fmt: skip
 
     def evaluate(manifest: str) -> SetFigures:
         if checkpoint.kind in ("transducer", "moonshine", "canary"):
@@ -126,9 +128,10 @@ def _whole_recordings(options: Namespace) -> int:
         if isinstance(checkpoint.model, ConformerCTC):
             decoders, size = DECODERS if checkpoint.model.decoder is not None else DECODERS[:2], beam_size or 10
             fused = beam_of(checkpoint, options_for(checkpoint, {"beam_size": size}))
-            chosen = DecoderOptions((*decoders, "fused") if fused and fused.lm else decoders, size, fused=fused)
+            decoders = (*decoders, "fused") if fused and fused.lm else decoders
+            chosen = DecoderOptions(decoders, size, fused=fused, **texts)
             return SetFigures(evaluate_decoders(checkpoint, manifest, chosen, options.limit, trust(options)))
-        windows = WindowOptions(getattr(options, "language", None), beam_size or 1)
+        windows = WindowOptions(beam_size=beam_size or 1, **texts)
         return SetFigures(evaluate_windows(checkpoint, manifest, windows, options.limit, trust(options)))
 
     return print_figures(options, checkpoint.source, evaluate)

@@ -3,7 +3,8 @@
     {"messages": [{"role": "user", "content": [{"type": "image", "path": "a.jpg"}, {"type": "text", "text": "What is
     this?"}]}], "answers": ["a dog", "a puppy"], "task": "classes", "metric": "exact"}
 
-Or the last message is the assistant's, its only answer. `task` and `metric` matter to `multimodal evaluate answers`."""
+Or the last message is the assistant's, its only answer. `task`, `metric` and `language` matter to `multimodal evaluate
+answers`."""
 
 import json
 import os
@@ -19,6 +20,7 @@ from multimodal.system.outputs import opened_output
 from multimodal.tokens.chat.messages import SOURCES, read_messages
 
 KINDS = ("image", "audio", "video")
+FIELDS = ("task", "metric", "language")
 
 
 def open_chats(data: str | Path | Sequence[str | Path], trust: Trust = OWN_FOLDER) -> Source:
@@ -41,7 +43,8 @@ def _row(line: Line, base: str, trust: Trust) -> SourceRow:
         read_messages(messages)
     except MultimodalError as error:
         return SourceRow("", fault=" ".join(str(error).split()), place=line.number)
-    fields = {"messages": messages} | {n: line.values[n] for n in ("task", "metric") if line.values.get(n) is not None}
+    given = {name: line.values[name] for name in FIELDS if line.values.get(name) is not None}
+    fields = {"messages": messages} | given
     return SourceRow("", "", None, answers, fields, place=line.number)
 
 

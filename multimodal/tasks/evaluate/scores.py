@@ -30,6 +30,12 @@ def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
     return lambda text: " ".join(normal(text).split())
 
 
+def normalizer_name(language: str | None, name: str | None = None, keep_marks: bool = False) -> str:
+    """The normalizer of texts in a language: `name` if given, else `english` for English without `keep_marks`, else
+    `basic`."""
+    return name or ("english" if language == "en" and not keep_marks else "basic")
+
+
 def error_rates(wanted: Sequence[str], found: Sequence[str]) -> tuple[float, float]:
     """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted."""
     import jiwer
@@ -37,9 +43,12 @@ def error_rates(wanted: Sequence[str], found: Sequence[str]) -> tuple[float, flo
     return float(jiwer.wer(list(wanted), list(found))), float(jiwer.cer(list(wanted), list(found)))
 
 
-def word_errors(references: Sequence[str], hypotheses: Sequence[str], language: str = "en") -> dict[str, float]:
-    """`error_rates` of texts that have passed Whisper's normaliser."""
-    normal = normalizer("english" if language == "en" else "basic")
+def word_errors(
+    references: Sequence[str], hypotheses: Sequence[str], language: str | None, name: str | None = None,
+    keep_marks: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """`error_rates` of normalized texts (see `normalizer_name`)."""
+    normal = normalizer(normalizer_name(language, name, keep_marks), keep_marks)
     wer, cer = error_rates([normal(text) for text in references], [normal(text) for text in hypotheses])
     return {"wer": round(wer, 4), "cer": round(cer, 4)}
 

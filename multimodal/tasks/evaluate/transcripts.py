@@ -11,7 +11,7 @@ from multimodal.data.pending import PendingItems
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import Sample, open_source
 from multimodal.errors import DataError, MultimodalError
-from multimodal.tasks.evaluate.scores import error_rates, normalizer
+from multimodal.tasks.evaluate.scores import error_rates, normalizer, normalizer_name
 from multimodal.tasks.transcribe.transcribe import transcribe_many
 from multimodal.tokens.text.tokenizer import checked
 from multimodal.weights.folder import Checkpoint
@@ -158,7 +158,7 @@ def compared(
     """The figures of texts that were transcribed in so many seconds."""
     heard = list(heard)
     ((language, _),) = Counter(one.language for one in heard).most_common(1)
-    chosen = name or ("english" if language == "en" and not keep_marks else "basic")
+    chosen = normalizer_name(language, name, keep_marks)
     normal = normalizer(chosen, keep_marks)
     texts = [(normal(one.wanted), normal(one.found)) for one in heard]
     wer, cer = error_rates(*zip(*texts, strict=True))

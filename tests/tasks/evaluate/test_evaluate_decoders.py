@@ -1,10 +1,12 @@
 """Error rates of a Conformer's four decoders."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from multimodal.errors import UsageError
+from multimodal.tasks.evaluate.speech import decoders
 from multimodal.tasks.evaluate.speech.decoders import DecoderOptions, encode, evaluate_decoders, transcripts
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, hybrid_beam_search
 from multimodal.tasks.transcribe.transcribe import transcribe
@@ -52,6 +54,24 @@ def test_batched_beam_search_equals_single(checkpoint, weight):
         assert alone.logprobs[0] == pytest.approx(together.logprobs[number], abs=1e-3)
 
 
-def test_options_out_of_range_are_named():
-    with pytest.raises(UsageError, match=r"ctc_weight 1\.5"):
-        DecoderOptions(ctc_weight=1.5)
+@pytest.mark.parametrize(("language", "normalizer", "wer"), [
+    ("en", None, 0.0), ("de", None, 1.0), (None, None, 1.0), ("de", "english", 0.0), ("en", "none", 1.0),
+])  # fmt: skip
+def test_error_rates_are_of_texts_in_the_model_s_language(checkpoint, tmp_path, monkeypatch, language, normalizer, wer):
+    (tmp_path / "speech.flac").write_bytes(SAMPLE.read_bytes())
+    (tmp_path / "a.jsonl").write_text(json.dumps({"audio_filepath": "speech.flac", "text": "fünf"}))
+    monkeypatch.setattr(decoders, "transcripts", lambda *_: ({"greedy": ["Funf"]}, {"encoder": 0, "greedy": 0}))
+    stated = replace(checkpoint, card={"language": language} if language else {})
+    figures = evaluate_decoders(stated, str(tmp_path / "a.jsonl"), DecoderOptions(("greedy",), normalizer=normalizer))
+    assert figures["greedy"]["wer"] == wer
+    if normalizer is None:
+        assert decoders.ErrorRates(stated, ["fünf"], [], "greedy")(stated.model)["wer"] == wer
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"ctc_weight": 1.5}, r"ctc_weight 1\.5"),
+    ({"normalizer": "english", "keep_marks": True}, "keep_marks: is for the normalizer 'basic', not for 'english'"),
+])  # fmt: skip
+def test_unfit_options_are_named(options, message):
+    with pytest.raises(UsageError, match=message):
+        DecoderOptions(**options)

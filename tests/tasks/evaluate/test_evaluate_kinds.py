@@ -78,6 +78,7 @@ def test_files_that_cannot_be_scored_are_named_and_the_others_go_on(capsys, lang
     (["classification", "text.txt", "-m", "lm"], "a text classifier or a tabular model, got text"),
     (["noise", "-m", "asr-conformer-en"], "expected a Whisper model, got joint_conformer"),
     (["asr", "text.txt", "--whole_recordings", "--vad_filter"], "--vad_filter: does not apply to --whole_recordings"),
+    (["asr", "text.txt", "--whole_recordings", "--normalizer", "none", "--keep_marks"], "keep_marks: is for"),
 ])  # fmt: skip
 def test_models_and_data_that_do_not_fit_are_one_line(capsys, language_model, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)

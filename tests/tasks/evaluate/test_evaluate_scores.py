@@ -288,8 +288,11 @@ def test_labels_of_a_list_are_found_by_name_then_by_place(ids, labels, numbers, 
 
 def test_word_errors_are_those_of_the_normalized_corpus():
     # "It's" and "it is" normalize to the same words; one of 3 + 1 words is wrong
-    assert word_errors(["It's here!", "one"], ["it is here", "two"])["wer"] == 0.25
-    assert word_errors(["", "a"], ["", "a"]) == {"wer": 0.0, "cer": 0.0}
+    assert word_errors(["It's here!", "one"], ["it is here", "two"], "en")["wer"] == 0.25
+    assert word_errors(["", "a"], ["", "a"], "en") == {"wer": 0.0, "cer": 0.0}
+    assert word_errors(["fünf Mädchen"], ["funf Madchen"], "de")["wer"] == 1.0  # the English one drops the dots
+    assert word_errors(["fünf Mädchen"], ["funf Madchen"], None, "english")["wer"] == 0.0
+    assert word_errors(["काला"], ["कील"], "en", keep_marks=True)["wer"] == 1.0
 
 
 def test_top_shares_and_evenly_spread_items():

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,8 +19,9 @@ from multimodal.data.sources import open_source
 from multimodal.decoding.ctc import ctc_greedy
 from multimodal.errors import UsageError, demand
 from multimodal.models.conformer import ConformerCTC
-from multimodal.tasks.evaluate.scores import word_errors
+from multimodal.tasks.evaluate.scores import normalizer, word_errors
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, hybrid_beam_search
+from multimodal.tasks.transcribe.sessions import only_language
 from multimodal.weights.folder import Checkpoint
 
 Decoder = Literal["greedy", "ctc", "attention", "joint", "fused"]
@@ -30,16 +32,22 @@ BATCH_FRAMES = 12000  # padded 10 ms frames per batch
 @dataclass(frozen=True)
 class DecoderOptions:
     """`decoders`: CTC best path, CTC prefix beam search, attention beam search, joint beam search. `ctc_weight`: of
-    the CTC score in the joint search. `fused`: the search of that decoder, such as joint with a language model."""
+    the CTC score in the joint search. `fused`: the search of that decoder, such as joint with a language model.
+    `language`: of the references (None: the one in the checkpoint's card). `normalizer`, `keep_marks`: see
+    `scores.normalizer`."""
 
     decoders: tuple[Decoder, ...] = DECODERS
     beam_size: int = 10
     ctc_weight: float = 0.3
     fused: HybridBeam | None = None
+    language: str | None = None
+    normalizer: str | None = None
+    keep_marks: bool = False
 
     def __post_init__(self):
         demand("ctc_weight", self.ctc_weight, 0 < self.ctc_weight < 1, "between 0 and 1")
         demand("beam_size", self.beam_size, self.beam_size >= 1, "1 or more")
+        normalizer(self.normalizer or "basic", self.keep_marks)  # refused before an hour of work
 
 
 class EncodedFrames(NamedTuple):
@@ -99,6 +107,8 @@ def evaluate_decoders(
     """WER and CER of each decoder on at most `limit` recordings, evenly spread. A decoder's seconds exclude those of
     the encoder. Raises DataError for a recording that cannot be read, UsageError for a decoder the model lacks."""
     options = options or DecoderOptions()
+    language = only_language(checkpoint, options.language, "transcribe") or options.language
+    errors = partial(word_errors, language=language, name=options.normalizer, keep_marks=options.keep_marks)
     source = open_source(manifest, trust=trust)
     keys = evenly(range(len(source)), limit)
     references = [" ".join(source.read(key).texts[:1]) for key in keys]
@@ -108,13 +118,13 @@ def evaluate_decoders(
     return {
         "utterances": len(references), "audio_seconds": sum(map(len, features)) // 100,
         "encoder": {"seconds": seconds["encoder"]},
-        **{name: word_errors(references, rows) | {"seconds": seconds[name]} for name, rows in texts.items()},
+        **{name: errors(references, rows) | {"seconds": seconds[name]} for name, rows in texts.items()},
     }  # fmt: skip
 
 
 class ErrorRates:
-    """Validation during training: error rates of one decoder, with a beam of 1. `examples`: reference and hypothesis
-    of a few recordings of the last call."""
+    """Validation during training: error rates of one decoder, with a beam of 1, in the language of the card of `start`.
+    `examples`: reference and hypothesis of a few recordings of the last call."""
 
     def __init__(self, start: Checkpoint, references: list[str], features: list[Tensor], decoder: Decoder):
         self.start, self.references, self.features = start, references, features
@@ -124,4 +134,4 @@ class ErrorRates:
         checkpoint = replace(self.start, model=model)
         (hypotheses,) = transcripts(checkpoint, self.features, self.options)[0].values()
         self.examples = [f"{a} | {b}" for a, b in zip(self.references, hypotheses, strict=True)][:10]
-        return word_errors(self.references, hypotheses)
+        return word_errors(self.references, hypotheses, self.start.card.get("language"))

@@ -20,7 +20,7 @@ from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.errors import DataError, UsageError, demand
 from multimodal.models.whisper import Whisper
-from multimodal.tasks.evaluate.scores import bleu, chrf, word_errors
+from multimodal.tasks.evaluate.scores import bleu, chrf, normalizer, word_errors
 from multimodal.tasks.evaluate.speech.options import NoiseOptions
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -33,13 +33,17 @@ BATCH = 16  # windows
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """`language`: of manifests that name none. `beam_size` 1 is greedy."""
+    """`language`: of manifests that name none. `beam_size` 1 is greedy. `normalizer`, `keep_marks`: see
+    `scores.normalizer`."""
 
     language: str | None = None
     beam_size: int = 1
+    normalizer: str | None = None
+    keep_marks: bool = False
 
     def __post_init__(self):
         demand("beam_size", self.beam_size, self.beam_size >= 1, "1 or more")
+        normalizer(self.normalizer or "basic", self.keep_marks)  # refused before an hour of work
 
 
 class LanguageGuess(NamedTuple):
@@ -137,7 +141,9 @@ def evaluate_windows(
         for task, hypotheses in texts.items():
             hypotheses += decode(model, tokenizer, frames, languages * len(part), task, options.beam_size)
     figures = {"utterances": len(items), "too_long": len(clips) - len(items)}
-    figures |= word_errors([clip.text for clip, _ in items], texts["transcribe"], languages[0])
+    figures |= word_errors(
+        [clip.text for clip, _ in items], texts["transcribe"], languages[0], options.normalizer, options.keep_marks
+    )
     if "translate" in texts:
         references = [clip.translation for clip, _ in items]
         figures |= {"bleu": bleu(references, texts["translate"]), "chrf": chrf(references, texts["translate"])}

@@ -21,7 +21,7 @@ ARTICLES = {"a", "an", "the"}
 @dataclass(frozen=True)
 class AnsweredQuestion:
     """`references`: the answers that count as right. `loss`: of a task measured by perplexity, nats and tokens of the
-    first reference."""
+    first reference. `language`: code of the answers' language, for the normalizer of word error rates."""
 
     name: str
     task: str
@@ -30,6 +30,7 @@ class AnsweredQuestion:
     answer: str
     references: tuple[str, ...]
     loss: tuple[float, int] | None = None
+    language: str | None = None
 
     @property
     def right(self) -> bool:
@@ -61,7 +62,7 @@ def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
 
 
 def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
-    found = word_errors([row.references[0] for row in rows], [row.answer for row in rows])
+    found = word_errors([row.references[0] for row in rows], [row.answer for row in rows], rows[0].language)
     return {name: round(100 * value, 2) for name, value in found.items()}
 
 
@@ -109,7 +110,9 @@ def evaluate_answers(
             task, metric = row.fields.get("task", "questions"), row.fields.get("metric", "exact")
             loss = asker.loss(messages, row.texts[0]) if metric == "perplexity" else None
             said = answers[0].text.strip()
-            rows.append(AnsweredQuestion(row.place, task, metric, _asked(messages), said, tuple(row.texts), loss))
+            rows.append(AnsweredQuestion(
+                row.place, task, metric, _asked(messages), said, tuple(row.texts), loss, row.fields.get("language")
+            ))  # fmt: skip
         watch(len(rows), len(keys))
     if not rows:
         raise DataError(f"{len(broken)} questions, of which none could be asked (the first: {(broken or ['none'])[0]})")

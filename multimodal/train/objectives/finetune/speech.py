@@ -1,5 +1,6 @@
 """Fine-tuning on speech: a Conformer recognizer, and a model in Whisper's format."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,8 @@ def transcribe(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -
             f"holds no recording of {len(lengths)} that fits {window / 100:g} s and {room} tokens of text",
             argument="data",
         )
+    if held and min(held.lengths) > window:
+        raise DataError(f"holds no recording of {len(held)} that fits {window / 100:g} s", argument="val")
     shares = Curriculum(window, max(window, d.frames), len(clips), easy=0, short=window, pairs=0.0, noise=0.0, full=1.0)
     model = multitask.LetterCTC(initial.model, 0)  # a pretrained encoder needs no letter CTC
     model.head.requires_grad_(False)
@@ -87,10 +90,12 @@ def _tokens(tokenizer: WhisperTokenizer, clip: SpeechExample) -> int:
 def _error_rates(
     held: SpeechWindows, tokenizer: WhisperTokenizer, window: int, model: nn.Module, count: int | None
 ) -> dict[str, float]:
-    """Error rates of greedy transcripts, each in its clip's language; clips longer than the window are skipped."""
-    speech, wanted, texts = model.speech, [], []
+    """Error rates of greedy transcripts, each in its clip's language, normalized for the most frequent one; clips
+    longer than the window are skipped."""
+    speech, wanted, texts, languages = model.speech, [], [], []
     for i in evenly([i for i, size in enumerate(held.lengths) if size <= window], count):
         mel = F.pad(held.mels[i].float(), (0, window - held.lengths[i])).to(next(model.parameters()).device)
         texts += whisper_windows.decode(speech, tokenizer, speech.encoder(mel[None]), [held.clips[i].language])
         wanted.append(held.clips[i].text)
-    return word_errors(wanted, texts)
+        languages.append(held.clips[i].language)
+    return word_errors(wanted, texts, Counter(languages).most_common(1)[0][0])
