@@ -17,14 +17,14 @@ LanguageModel = Callable[[Tensor], Tensor]
 
 class ShallowFusion:
     """A `scorer` for `beam_search`: scores of `scorer` (None: the step's) + `weight`·log p_lm(token | text) + `bonus`
-    for each token that begins a word (`starts`; None: all but the end), since every word costs probability.
+    for each token that begins a word (`starts`), since every word costs probability.
 
     `prompt`: ids before the text. With a bonus the score of an active beam can rise, so the search may stop before a
     longer and better text; small bonuses do not show it."""
 
     def __init__(
         self, scorer: LogitsProcessor | None, lm: LanguageModel, weight: float, prompt: int, eos: int,
-        bonus: float = 0.0, starts: Bool[Tensor, "V"] | None = None,
+        bonus: float = 0.0, starts: "WordStarts | None" = None,
     ):  # fmt: skip
         self.scorer, self.lm, self.weight, self.prompt = scorer, lm, weight, prompt
         self.eos, self.bonus, self.starts = eos, bonus, starts
@@ -33,10 +33,8 @@ class ShallowFusion:
         scores = logprobs if self.scorer is None else self.scorer(ids, logprobs)
         if self.weight:
             scores = scores + self.weight * self.lm(ids[:, self.prompt :]).to(scores)
-        if self.bonus:
-            tokens = torch.arange(scores.shape[1], device=scores.device)
-            begins = (tokens != self.eos) if self.starts is None else self.starts.to(scores.device)
-            scores = scores + self.bonus * begins
+        if self.bonus and self.starts is not None:
+            scores = scores + self.bonus * self.starts(ids[:, self.prompt :])
         return scores
 
     def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:
@@ -46,10 +44,21 @@ class ShallowFusion:
                 reorder(rows)
 
 
-def word_starts(tokenizer: Tokenizer) -> Bool[Tensor, "V"]:
-    """Mask of tokens that begin with a space."""
-    decoded = (tokenizer.decode([i], skip_control=False) for i in range(tokenizer.vocab_size))
-    return torch.tensor([text.startswith(" ") for text in decoded])
+class WordStarts:
+    """Mask of the next tokens that begin a word: those with a space before text; after a space or at the start also
+    those without."""
+
+    def __init__(self, tokenizer: Tokenizer, device: torch.device):
+        texts = [tokenizer.decode([i], skip_control=False) for i in range(tokenizer.vocab_size)]
+        spaces = [text.startswith(" ") for text in texts]
+        words = [bool(text.strip(" ")) and i not in tokenizer.control for i, text in enumerate(texts)]
+        self.spaces, self.words = (torch.tensor(part, device=device) for part in (spaces, words))
+
+    def __call__(self, ids: Int[Tensor, "R N"]) -> Bool[Tensor, "R V"]:
+        if not ids.shape[1]:
+            return self.words.expand(len(ids), -1)
+        after_space = (self.spaces & ~self.words)[ids[:, -1:]]
+        return self.words & (self.spaces | after_space)
 
 
 class NeuralScorer:

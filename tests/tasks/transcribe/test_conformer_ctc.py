@@ -11,7 +11,7 @@ from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.ctc_prefix import CTCPrefixScorer
-from multimodal.decoding.lm_fusion import NeuralScorer, ShallowFusion, word_starts
+from multimodal.decoding.lm_fusion import NeuralScorer, ShallowFusion, WordStarts
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.text import TextTransformer
@@ -25,6 +25,7 @@ from multimodal.tasks.transcribe.whisper.options import CtcOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.audio.log_mel import filterbank
 from multimodal.tokens.audio.reading import read_audio
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.tiny_whisper import RATE, sound, tiny_hybrid
@@ -213,12 +214,13 @@ def lm_score(model, text, bos, eos):
 
 @pytest.mark.parametrize(("weight", "bonus"), [(0.0, 0.0), (0.7, 0.0), (0.7, 1.5)])
 def test_ctc_with_a_language_model_finds_the_best_text_of_all(weight, bonus, monkeypatch):
-    """A prefix beam as wide as all texts against their enumeration: CTC + weight·lm + bonus·words."""
+    """A prefix beam as wide as all texts against their enumeration: CTC + weight·lm + bonus·words, of letters."""
     torch.manual_seed(1)
     logits, eos, bos, blank = torch.randn(2, 5, 4) * 2, 0, 0, 3
     logits[..., eos] = -30.0
     logprobs, lengths = logits.log_softmax(-1), [5, 4]
-    model, starts = tiny_lm(3), torch.tensor([False, True, False])
+    model, letters = tiny_lm(3), LetterTokenizer(["</s>", "|", "A"], "|", ["</s>"], None)
+    starts = WordStarts(letters, torch.device("cpu"))
 
     def search():
         scorer = CTCPrefixScorer(logprobs, torch.tensor(lengths), eos, 1, 1.0)
@@ -232,7 +234,8 @@ def test_ctc_with_a_language_model_finds_the_best_text_of_all(weight, bonus, mon
     for row in range(2):
         texts = ctc_probability(logprobs[row, : lengths[row]], blank)
         scores = {
-            text: torch.tensor(p).log().item() + weight * lm_score(model, text, bos, eos) + bonus * text.count(1)
+            text: torch.tensor(p).log().item() + weight * lm_score(model, text, bos, eos)
+            + bonus * len(letters.decode(text).split())
             for text, p in texts.items() if p and eos not in text
         }  # fmt: skip
         best = max(scores, key=scores.get)
@@ -270,11 +273,13 @@ def test_a_language_model_changes_the_text_of_a_recording(joint, tmp_path):
         assert texts[0] == texts[1]
 
 
-def test_word_starts_are_the_tokens_with_a_space(joint):
-    starts = word_starts(joint.tokenizer)
-    ids = joint.tokenizer.encode(" the cat sat")
-    assert sum(starts[ids].tolist()) == 3
-    assert not starts[joint.tokenizer.eos_id]
+def test_each_word_begins_once(joint):
+    tokenizer, starts = joint.tokenizer, WordStarts(joint.tokenizer, torch.device("cpu"))
+    (space,) = tokenizer.encode(" ")
+    for ids in (tokenizer.encode(" the cat sat"), tokenizer.encode("the cat sat"), tokenizer.encode("the  cat sat ")):
+        for text in (ids, [space, *ids], [*ids, space], [*ids, tokenizer.eos_id]):
+            begun = [starts(torch.tensor([text[:at]], dtype=torch.long))[0, token] for at, token in enumerate(text)]
+            assert sum(begun) == 3
 
 
 def test_an_unfit_language_model_is_refused(joint, tmp_path):

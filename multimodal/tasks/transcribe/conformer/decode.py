@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -18,7 +18,7 @@ from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.ctc import ctc_greedy
 from multimodal.decoding.ctc_prefix import CTCPrefixScorer
-from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, ShallowFusion, word_starts
+from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, ShallowFusion, WordStarts
 from multimodal.decoding.ngram import ngram_scorer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
@@ -40,10 +40,10 @@ from multimodal.weights.load import load
 
 
 class Fusion(NamedTuple):
-    """A language model for shallow fusion, and a mask of the tokens that begin a word."""
+    """A language model for shallow fusion, and a mask of the next tokens that begin a word."""
 
     lm: LanguageModel
-    starts: Bool[Tensor, "V"]
+    starts: WordStarts
 
 
 class HybridBeam(NamedTuple):
@@ -138,7 +138,7 @@ def _by_transducer(
     options, fuse = with_language_model(checkpoint, options), None
     if options.lm is not None:
         device = next(model.parameters()).device
-        fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts.cpu(), device)
+        fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts, device)
     beams = options.beam_size or (5 if fuse is not None else 1)
     return [CtcTranscription(*one) for one in decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)]
 
@@ -167,7 +167,7 @@ def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
         return options
     tokenizer, device = search_tokenizer(checkpoint), next(checkpoint.model.parameters()).device
     lm = language_model(str(options.lm), tokenizer, device)
-    return options.replace(lm=Fusion(lm, word_starts(tokenizer).to(device)))
+    return options.replace(lm=Fusion(lm, WordStarts(tokenizer, device)))
 
 
 def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:

@@ -6,19 +6,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.decoding.lm_fusion import LanguageModel
+from multimodal.decoding.lm_fusion import LanguageModel, WordStarts
 from multimodal.decoding.transducer import Fuse, TransducerPath, no_text_probability, transducer_beam, transducer_greedy
 from multimodal.models.speech.transducer import Transducer
 from multimodal.tasks.transcribe.word_times import WordTiming, split_on_spaces
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 
-def fused(lm: LanguageModel, weight: float, bonus: float, starts: Tensor, device: torch.device) -> Fuse:
+def fused(lm: LanguageModel, weight: float, bonus: float, starts: WordStarts, device: torch.device) -> Fuse:
     """Scores that a language model adds for each next token of a text, with `bonus` for each word begun."""
 
     def fuse(ids: tuple[int, ...]) -> Float[Tensor, "V"]:
         text = torch.tensor([ids], dtype=torch.long, device=device).reshape(1, len(ids))
-        return (weight * lm(text)[0].cpu() + bonus * starts).float()
+        return (weight * lm(text)[0] + bonus * starts(text)[0]).cpu().float()
 
     return fuse
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from string import ascii_lowercase
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import beam_search
-from multimodal.decoding.lm_fusion import NeuralScorer
+from multimodal.decoding.lm_fusion import NeuralScorer, WordStarts
 from multimodal.inference import cuda_graphs
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.static_cache import MovingCache
@@ -18,6 +19,7 @@ from multimodal.models.presets import whisper
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.conformer.decode import Fusion, HybridBeam, hybrid_beam_search
+from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.weights.folder import Checkpoint
 
 from .device import waits
@@ -105,7 +107,7 @@ def joint_search() -> None:
     """The recogniser's beams with CTC prefix scores and a language model, each step of them."""
     model = prepared(conformer())
     lm = prepared(TextTransformer(replace(model.decoder.config, stack=transformer(64, 2, 2, 128))))
-    starts = torch.ones(31, dtype=torch.bool, device="cuda")
+    starts = WordStarts(CharacterTokenizer(ascii_lowercase + " '.,"), torch.device("cuda"))
     options = HybridBeam(4, lm=Fusion(NeuralScorer(lm, Marks.bos_id), starts), lm_bonus=0.5)
     frames, logprobs = torch.randn(2, 12, 64, device="cuda"), torch.randn(2, 12, 32, device="cuda")
     lengths, checkpoint = torch.tensor([12, 9], device="cuda"), Checkpoint(model, Marks())
