@@ -40,6 +40,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def six_digits(value: float) -> float:
+    """Round to what float32 has."""
+    return float(f"{value:.6g}")
+
+
 def plain(text: str) -> str:
     """Line breaks and tabs as they are; what else would steer a terminal as escapes."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)

@@ -47,7 +47,7 @@ class Replayed:
 
 def suppress(tokens: Sequence[int]) -> Replayed:
     """Forbid these tokens."""
-    index = torch.tensor(sorted(set(tokens)), dtype=torch.long)
+    index = torch.tensor(sorted(set(tokens)), dtype=torch.long, device="cpu")
 
     def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         nonlocal index
@@ -225,14 +225,14 @@ def min_p(logits: Float[Tensor, "B V"], share: float) -> Float[Tensor, "B V"]:
 class SamplingFilter:
     """`top_k` (0: off), then `top_p`, then `min_p`: the `narrow` of `sampling.sample`."""
 
-    count: int = 0
-    mass: float = 1.0
-    share: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
     def __call__(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        logits = top_k(logits, self.count) if self.count else logits
-        logits = top_p(logits, self.mass) if self.mass < 1 else logits
-        return min_p(logits, self.share) if self.share else logits
+        logits = top_k(logits, self.top_k) if self.top_k else logits
+        logits = top_p(logits, self.top_p) if self.top_p < 1 else logits
+        return min_p(logits, self.min_p) if self.min_p else logits
 
 
 def timestamps(begin: int, eot: int, no_timestamps: int, start: int, latest_first: int | None = 50) -> Replayed:

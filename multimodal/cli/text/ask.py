@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from multimodal.cli import flags
 from multimodal.cli.console import console
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, plain, print_json
+from multimodal.cli.output import fail, plain, print_json, six_digits
 from multimodal.cli.parser import Parser
+from multimodal.decoding.options import DecodingOptions
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.system.files import shown
 from multimodal.system.options import add_flags as add_option_flags
@@ -28,8 +29,7 @@ EXAMPLES = """examples:
 An argument that is a file, or ends as one of images, sound or video does, is an input; every other one is a question
 about all inputs.
 """
-NAMES = ("max_new_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-         "no_repeat_ngram", "beam_size", "length_penalty", "seed")  # fmt: skip
+NAMES = (*DecodingOptions.declared, "min_p")
 
 
 def add_flags(p: Parser) -> None:
@@ -104,7 +104,7 @@ def _answers(asker: "Asker", questions: list[str], options: Namespace) -> int:
 def _record(question: str, best: Any) -> dict[str, Any]:
     if best is None:
         return {"question": question, "answer": None}
-    told = {"answer": best.text.strip(), "logprob": float(f"{best.logprob:.6g}"), "tokens": best.tokens}
+    told = {"answer": best.text.strip(), "logprob": six_digits(best.logprob), "tokens": best.tokens}
     return {"question": question, **told, "stopped": best.stopped}
 
 

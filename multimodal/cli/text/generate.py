@@ -10,8 +10,9 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import check_texts, text_lines
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, plain, print_json, printable
+from multimodal.cli.output import fail, plain, print_json, printable, six_digits
 from multimodal.cli.parser import Parser, boolean
+from multimodal.decoding.options import DecodingOptions
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
@@ -31,8 +32,7 @@ An example stands before the prompt as "Input: …", a line "Output: …" and an
 and a line "Output:"; the answer then ends at an empty line.
 """
 # what --choices has no part for
-SEARCH = ("max_new_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-          "no_repeat_ngram", "beam_size", "num_return", "seed", "stop")  # fmt: skip
+SEARCH = [name for name in (*DecodingOptions.declared, "min_p", "num_return", "stop") if name != "length_penalty"]
 
 
 def add_flags(p: Parser) -> None:
@@ -213,5 +213,4 @@ def _choices(options: Namespace, asked: _Asked, lines: list[tuple[str, str | byt
 
 
 def _rounded(one: "Continuation | Choice") -> dict[str, float]:
-    """Six digits, which is what float32 has."""
-    return {name: float(f"{getattr(one, name):.6g}") for name in ("score", "logprob")}
+    return {name: six_digits(getattr(one, name)) for name in ("score", "logprob")}

@@ -12,7 +12,7 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import check_texts, output_file, outputs_of, text_lines
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, print_json
+from multimodal.cli.output import fail, print_json, six_digits
 from multimodal.cli.parser import Parser
 from multimodal.errors import TextError, UsageError
 from multimodal.system.options import add_flags as add_option_flags
@@ -117,7 +117,7 @@ def _record(number: int, text: str | bytes, source: "SourceText | None", made: "
         return "" if made is None else " ".join(made.text.split())
     if made is None:
         return {"line": number, "error": "not UTF-8 text" if isinstance(text, bytes) else "too long, or no Unicode"}
-    facts = made._asdict() | {"score": float(f"{made.score:.6g}")}
+    facts = made._asdict() | {"score": six_digits(made.score)}
     return {"line": number, "source": text, "translation": facts.pop("text"), **facts, "cut": source.cut}
 
 

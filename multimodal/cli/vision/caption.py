@@ -13,7 +13,7 @@ from multimodal.cli import flags
 from multimodal.cli.console import console
 from multimodal.cli.files import output_folder, outputs_of
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, printable
+from multimodal.cli.output import fail, printable, six_digits
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import (
     APPENDED,
@@ -224,8 +224,7 @@ def places_of(
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:
-    """Six digits, which is what float32 has."""
-    rounded = {name: float(f"{record[name]:.6g}") for name in ("score", "logprob")}
+    rounded = {name: six_digits(record[name]) for name in ("score", "logprob")}
     inner = {"captions": [_shown(one) for one in record["captions"]]} if "captions" in record else {}
     return {**record, **rounded, **inner}
 

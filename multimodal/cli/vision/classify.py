@@ -14,7 +14,7 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress, console
 from multimodal.cli.files import output_file, outputs_of, read_lines, trust
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, printable
+from multimodal.cli.output import fail, printable, six_digits
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import (
     APPENDED,
@@ -271,8 +271,7 @@ def _drawing(
 
 
 def _shown(result: dict[str, Any]) -> dict[str, Any]:
-    """Six digits, which is what float32 has."""
-    scores = [{"label": s["label"], "score": float(f"{s['score']:.6g}")} for s in result["scores"]]
+    scores = [{"label": s["label"], "score": six_digits(s["score"])} for s in result["scores"]]
     return {**result, "scores": scores}
 
 

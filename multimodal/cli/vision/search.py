@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.loading import choose_device
-from multimodal.cli.output import fail, print_results
+from multimodal.cli.output import fail, print_results, six_digits
 from multimodal.cli.parser import Parser
 from multimodal.errors import ImageError, TextError
 from multimodal.system.options import add_flags as add_option_flags
@@ -107,8 +107,7 @@ def _results(index: "Index", queries: list[_Query], top: int, exact: bool) -> It
 
     scores, rows = index.search(torch.stack([query.vector for query in queries]), top, exact)
     for query, own, found in zip(queries, scores.tolist(), rows, strict=True):
-        # six digits, which is what float32 has; a stored unit vector may be a little longer than 1
-        scores = [float(f"{min(score, 1.0):.6g}") for score in own]
+        scores = [six_digits(min(score, 1.0)) for score in own]  # a stored unit vector may be a little longer than 1
         files = index.files(found)
         best = sorted(zip(files, scores, strict=True), key=lambda hit: (-hit[1], hit[0]))  # equal scores by name
         hits = [{"file": file, **time_of(file), "score": score} for file, score in best]

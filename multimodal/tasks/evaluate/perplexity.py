@@ -12,7 +12,7 @@ from torch import Tensor
 from multimodal.blocks.masks import causal, documents, window
 from multimodal.data.batching import pad_rows
 from multimodal.data.datasets.text import IGNORED, Split, TextCorpus, TokenBatch, texts_in
-from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.errors import DataError, UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
 from multimodal.weights.folder import Checkpoint
@@ -45,8 +45,7 @@ def causal_model(checkpoint: Checkpoint, context: int | None = None) -> tuple[Te
     model = checkpoint.model
     if not isinstance(model, TextTransformer) or not model.config.causal or model.config.tied is None:
         raise UsageError(f"model {checkpoint.source}: expected a causal language model, got {checkpoint.kind}")
-    if checkpoint.tokenizer is None:
-        raise CheckpointError(f"model {checkpoint.source}: checkpoint has no tokenizer")
+    checkpoint.required_tokenizer()
     context = context or model.config.context
     if model.config.limit is not None and context > model.config.limit:
         raise UsageError(f"context must be at most the model's {model.config.limit} tokens (got {context})")

@@ -20,6 +20,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
+from multimodal.tasks.text.detokenize import HALF
 from multimodal.tasks.text.languages import direction, is_language, task_prefix
 from multimodal.tasks.text.options import TranslateOptions
 from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
@@ -127,7 +128,7 @@ class TranslationWriter:
             raise CheckpointError(f"model {self.checkpoint.source}: logits are not finite")
         finished = len(ids) < limit
         text = self.tokenizer.decode(ids).strip()
-        text = text if finished else text.rstrip("\ufffd")  # an incomplete character
+        text = text if finished else text.rstrip(HALF)  # an incomplete character
         tokens = len(ids) + finished
         return Translation(text, logprob / self._norm(tokens - 1), tokens, finished)
 
