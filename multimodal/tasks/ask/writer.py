@@ -67,8 +67,7 @@ class AnswerWriter(TextWriter):
         opened = self.media.opened(messages)
         media = self.media(opened)
         where = f"model {self.checkpoint.source}: chat template"
-        text = self.checkpoint.chat.text(opened, [one.markup for one in media], self.tokenizer, where)
-        ids = self.tokenizer.encode_template(text)
+        ids = self.checkpoint.chat.ids(opened, [one.markup for one in media], self.tokenizer, where)
         if not ids:
             raise TextError(f"{name}: the chat template made no token of them")
         if len(ids) > (most := self.limit or self.context):
@@ -107,7 +106,7 @@ class AnswerWriter(TextWriter):
 
     def _rows(self, media: Sequence[Encoded]) -> Float[Tensor, "R D"]:
         width = self.network.config.decoder.width
-        empty = torch.zeros(0, width, device=self.decoder.device)
+        empty = torch.zeros(0, width, dtype=torch.float32, device=self.decoder.device)
         return torch.cat([empty, *(one.rows for one in media)])
 
     def start(

@@ -189,8 +189,7 @@ class TextWriter:
         messages = read_messages([*system, {"role": "user", "content": prompt}])
         where = f"model {self.checkpoint.source}: chat template"
         try:
-            text = self.checkpoint.chat.text(messages, [], self.tokenizer, where)
-            return self.tokenizer.encode_template(text)
+            return self.checkpoint.chat.ids(messages, [], self.tokenizer, where)
         except TextError as error:
             raise TextError(f"{name}: {error}") from None
 

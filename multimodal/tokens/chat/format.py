@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from multimodal.errors import CheckpointError
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart
@@ -41,10 +42,29 @@ class ChatFormat:
     def markers(self) -> dict[Kind, str]:
         return {kind: name for kind in ("image", "audio", "video") if (name := getattr(self, kind)) is not None}
 
+    @cached_property
+    def loops(self) -> bool:
+        """True if the template reads a content as a list of parts alone, and would drop a text (LLaVA, Idefics3)."""
+        message = Message("user", (MessagePart("text", "probe"),))
+        for parts in (False, True):
+            try:
+                if "probe" in render(self.template, [message], (), self.tokens, parts=parts):
+                    return parts
+            except CheckpointError:
+                continue
+        return False
+
+    def ids(self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str) -> list[int]:
+        """Ids of `text`. With media they begin with bos, which transformers' processors put before a template without
+        it, and its tokenizers do not."""
+        ids = tokenizer.encode_template(self.text(messages, markup, tokenizer, where))
+        start = [tokenizer.bos_id] if self.markers and tokenizer.bos_id is not None else []
+        return ids if ids[:1] == start else start + ids
+
     def text(self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str) -> str:
         """The rendered conversation, with the i-th medium's marker replaced by `markup[i]`. Raises CheckpointError for
         a template that leaves a medium out, or writes one twice."""
-        rendered = render(self.template, messages, tokenizer.control_names, self.tokens, where)
+        rendered = render(self.template, messages, tokenizer.control_names, self.tokens, where, self.loops)
         pattern = "|".join(map(re.escape, self.markers.values())) or "$^"
         pieces = re.split(pattern, rendered)
         if len(pieces) - 1 != len(markup):

@@ -20,17 +20,18 @@ MOST_LINES = 200_000  # executed by a template: a hundred messages take about 5,
 
 def render(
     template: str, messages: Sequence[Message], control: Iterable[str], variables: Mapping[str, Any] | None = None,
-    where: str = "chat template",
+    where: str = "chat template", parts: bool = False,
 ) -> str:  # fmt: skip
     """The text of a conversation up to where the assistant's answer begins, with `MARK`s in what users wrote.
 
     `control`: names of control tokens. `variables`: what the template reads beside the messages, such as `bos_token`.
-    Parts that are no text are rendered by the template as their marker. Raises CheckpointError for a template that is
+    Parts that are no text are rendered by the template as their marker. `parts`: contents that are text alone are lists
+    of parts too. Raises CheckpointError for a template that is
     no Jinja, reads attributes that the sandbox forbids, raises, or does not end soon."""
     from jinja2.exceptions import TemplateError
 
     names = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True)))) if control else None
-    plain = [{"role": m.role, "content": _content(m, names)} for m in messages]
+    plain = [{"role": m.role, "content": _content(m, names, parts)} for m in messages]
     try:
         made = compiled(template)
         with _bounded():
@@ -44,9 +45,9 @@ def render(
     return text
 
 
-def _content(message: Message, names: re.Pattern[str] | None) -> str | list[dict[str, str]]:
+def _content(message: Message, names: re.Pattern[str] | None, parts: bool) -> str | list[dict[str, str]]:
     """A text, or parts: templates for text alone join nothing."""
-    if all(part.kind == "text" for part in message.parts):
+    if not parts and all(part.kind == "text" for part in message.parts):
         return neutral(message.text, names)
     return [
         {"type": part.kind, "text": neutral(part.value, names)} if part.kind == "text" else {"type": part.kind}

@@ -95,9 +95,8 @@ class PrepareChat:
     ):  # fmt: skip
         self.checkpoint, self.augment, self.sound = checkpoint, augment, sound
         self.encoder, self.tokenizer = MediaEncoder(checkpoint, video), checkpoint.required_tokenizer()
-        self.end = self._end()
-        self.kept: dict[str, Any] = {}
-        self.room = KEPT
+        self.before, self.end = self._around()
+        self.kept, self.room = dict[str, Any](), KEPT
 
     def __call__(self, sample: Sample, random: torch.Generator) -> ChatExample:
         messages = [self._opened(one) for one in read_messages(sample.fields["messages"])]
@@ -110,7 +109,7 @@ class PrepareChat:
             prompt = self._prompt(messages[:position], inputs)
             if prompt[: len(ids)] != ids:
                 raise DataError("the chat template writes earlier turns otherwise once they are answered")
-            said = [*self.tokenizer.encode(text), self.end]
+            said = [*self.tokenizer.encode(self.before + text), self.end]
             targets += [IGNORED] * (len(prompt) - len(ids) - 1) + said
             ids = prompt + said
             targets.append(IGNORED)
@@ -118,20 +117,21 @@ class PrepareChat:
             raise TextError(f"has {len(ids) - 1} tokens, the model's context is {most}")
         return ChatExample(ids[:-1], targets[: len(ids) - 1], inputs)
 
-    def _end(self) -> int:
-        """The token after an answer in the template, if it ends answers; else the first that does."""
-        said = [Message("user", (MessagePart("text", "a"),)), Message("assistant", (MessagePart("text", "b"),))]
-        start = len(self._prompt(said[:1], [])) + len(self.tokenizer.encode("b"))
-        ends = self.checkpoint.chat.end_ids(self.tokenizer)
-        after = self._prompt(said, [])[start : start + 1]
-        return after[0] if after and after[0] in ends else ends[0]
+    def _around(self) -> tuple[str, int]:
+        """The text that the template writes before an answer, and the token that ends it, else the first that can."""
+        said = [Message(role, (MessagePart("text", "probe"),)) for role in ("user", "assistant")]
+        begun, whole = self._prompt(said[:1], []), self._prompt(said, [])
+        same = next((i for i, pair in enumerate(zip(begun, whole, strict=False)) if len({*pair}) > 1), len(begun))
+        ends, rest = self.checkpoint.chat.end_ids(self.tokenizer), whole[same:]
+        if not (own := [token for token in rest if token in ends]):
+            return "", ends[0]
+        before = self.tokenizer.decode(rest[: rest.index(own[0])]).partition("probe")[0]
+        return before if same == len(begun) else "", own[0]
 
     def _prompt(self, messages: Sequence[Message], inputs: Sequence[Input]) -> list[int]:
-        own = [one.medium for one in inputs[: sum(1 for _ in media(messages))]]
-        record, model = self.checkpoint.preprocessing, self.checkpoint.model
-        written = [self.encoder.markup(one, row_count(model, one, record)) for one in own]
-        text = self.checkpoint.chat.text(messages, written, self.tokenizer, "chat template")
-        return self.tokenizer.encode_template(text)
+        own, model = [one.medium for one in inputs[: len(list(media(messages)))]], self.checkpoint.model
+        written = [self.encoder.markup(one, row_count(model, one, self.checkpoint.preprocessing)) for one in own]
+        return self.checkpoint.chat.ids(messages, written, self.tokenizer, "chat template")
 
     def _opened(self, message: Message) -> Message:
         parts = list[MessagePart]()

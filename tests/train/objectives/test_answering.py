@@ -1,6 +1,7 @@
 """Any-to-text training: what is written is what `ask` reads, and the loss is that of the answers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,21 @@ def test_answers_of_every_turn_are_learned(tiny, source):
     ends = [tiny.tokenizer.eos_id]  # which the template writes after an answer
     assert learned == [*tiny.tokenizer.encode("2"), *ends, *tiny.tokenizer.encode("3"), *ends]
     assert all(t in (IGNORED, n) for t, n in zip(example.targets, [*example.ids[1:], *ends], strict=True))
+
+
+def test_turns_are_as_a_template_of_parts_writes_them(tiny, source):
+    """As SmolVLM's, with a blank before an answer, and LLaVA's, which writes no end."""
+    parts = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+    turn = "{% for m in messages %}{{ '<|' + m.role + '|>: ' }}" + parts + "{END}{% endfor %}<|assistant|>:"
+    prepare = lambda end: PrepareChat(
+        replace(tiny, chat=replace(tiny.chat, template=turn.replace("{END}", end))), VideoOptions(), PLAIN
+    )
+    example = prepare("<|end|>")(source.read(3), torch.Generator())
+    written = tiny.tokenizer.decode(example.ids, skip_control=False)
+    assert written == "<|user|>: 1 + 1<|end|><|assistant|>: 2<|end|><|user|>: and 1<|end|><|assistant|>: 3"
+    assert tiny.tokenizer.decode([i for i in example.targets if i != IGNORED]) == " 2 3"
+    endless = prepare("")
+    assert (endless.before, endless.end) == ("", tiny.chat.end_ids(tiny.tokenizer)[0])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

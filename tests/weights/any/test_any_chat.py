@@ -14,18 +14,19 @@ from multimodal.tokens.chat.messages import read_messages
 from tests.helpers.tiny import randomized
 from tests.weights.any.test_any_folders import processor
 
-NAMES = ("<image>", "<video>", "<pad>", "</s>", "<|im_start|>", "<|im_end|>", "<end_of_utterance>",
+NAMES = ("<image>", "<video>", "<pad>", "</s>", "<s>", "<|im_start|>", "<|im_end|>", "<end_of_utterance>",
          "<fake_token_around_image>", "<global-img>",
          *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)))  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": IDS["</s>"], "pad_token_id": 258,
-        "bos_token_id": None}  # fmt: skip
+        "bos_token_id": 260}  # fmt: skip
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
           "image_size": 28, "patch_size": 7}  # fmt: skip
 TEMPLATES = {
     "LLaVA": "{% for m in messages %}{{ m['role'].upper() }}: {% for p in m['content'] %}"
-    "{% if p['type'] == 'image' %}<image>\n{% else %}{{ p['text'] }} {% endif %}{% endfor %}{% endfor %}ASSISTANT:",
+    "{% if p['type'] == 'image' %}<image>\n{% elif p['type'] == 'text' %}{{ p['text'] }} {% endif %}{% endfor %}"
+    "{% endfor %}ASSISTANT:",
     "LLaVA-OneVision": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}"
     "{% for p in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
     "{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + p['text'] }}{% endfor %}"
@@ -36,15 +37,18 @@ TEMPLATES = {
 }
 
 
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def tokenizer(bos: str | None = None) -> Any:
+    """`bos`: put before each text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
                                 merges=[]))  # fmt: skip
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens(list(NAMES))
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>")
+    if bos:
+        made.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, IDS[bos])])
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token=bos, eos_token="</s>", pad_token="<pad>")
     assert fast.convert_tokens_to_ids(list(NAMES)) == list(IDS.values())
     return fast
 
@@ -53,7 +57,7 @@ def reference(name: str) -> tuple[torch.nn.Module, Any]:
     """Model and processor."""
     import transformers
 
-    image, words = processor(name), tokenizer()
+    image, words = processor(name), tokenizer({"LLaVA": "<s>", "Idefics3": "<|im_start|>"}.get(name))
     if name == "Idefics3":
         config = transformers.Idefics3Config(
             vision_config=VISION, text_config={"model_type": "llama", **TEXT}, image_token_id=IDS["<image>"],
@@ -104,13 +108,16 @@ def test_answers_are_transformers(name, tmp_path):
     model, made = reference(name)
     asker = Asker(saved(name, tmp_path, model, made), compute_type="float32", max_new_tokens=6)
     images = [Image.fromarray(np.arange(h * w * 3, dtype=np.uint8).reshape(h, w, 3)) for h, w in ((31, 70), (50, 20))]
-    for given in (images[:1], images):
-        parts = [{"type": "image"} for _ in given] + [{"type": "text", "text": "What is this? "}]
-        text = made.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
-        theirs = made(images=[given], text=text, return_tensors="pt", add_special_tokens=False)
-        ours = [{**part, "image": image} for part, image in zip(parts, given, strict=False)] + parts[-1:]
-        prompt = asker.writer.prompt(read_messages([{"role": "user", "content": ours}]))
+    said = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
+    for given in (images[:1], images, []):
+        parts = [{"type": "image", "image": image} for image in given] + [{"type": "text", "text": "What is this? "}]
+        messages = [{"role": "user", "content": parts}, said("assistant", "a dog"), said("user", "Why?")]
+        options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        theirs = made.apply_chat_template(messages, **options)
+        prompt = asker.writer.prompt(read_messages(messages))
         assert prompt.ids == theirs["input_ids"][0].tolist()
+        plain = [{**one, "content": one["content"][-1]["text"]} for one in messages[1:]]
+        assert asker.writer.prompt(read_messages([messages[0], *plain])).ids == prompt.ids
         expected = model.generate(**theirs, do_sample=False, max_new_tokens=6)[0, len(prompt.ids) :].tolist()
         expected = expected[: expected.index(IDS["</s>"])] if IDS["</s>"] in expected else expected
         text = asker.writer.tokenizer.decode(expected).rstrip("\ufffd")
