@@ -287,7 +287,7 @@ def test_a_replayed_draw_is_narrowed_and_tempered_as_outside(replaying):
     """A filter of one's own leaves the search outside; other temperatures and filters have graphs of their own."""
     model, ids = decoder(context=40), torch.tensor([[1, 2, 3], [4, 5, 6]])
     source = torch.randn(2, 9, 5, generator=torch.Generator().manual_seed(5))
-    narrows = [processors.SamplingFilter(3, 0.7), processors.SamplingFilter(share=0.3), lambda logits: logits]
+    narrows = [processors.SamplingFilter(3, 0.7), processors.SamplingFilter(min_p=0.3), lambda logits: logits]
     seen = set()
     for temperature, narrow in [(0.5, None), (2.0, None), *((2.0, narrow) for narrow in narrows)]:
         found, calls = [], []
