@@ -334,8 +334,3 @@ class WordScorer:
     def _span(self, prefix: str, low: int, high: int) -> tuple[int, int]:
         first = bisect_left(self.model.words, prefix, low, high)
         return first, bisect_right(self.model.words, prefix, first, high, key=lambda word: word[: len(prefix)])
-
-
-def ngram_scorer(path: str | Path, tokenizer: Tokenizer) -> WordScorer:
-    """A scorer from an ARPA file whose words are spelled as the recognizer writes them. Raises CheckpointError."""
-    return WordScorer(read_arpa(path), tokenizer)

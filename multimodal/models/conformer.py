@@ -10,13 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from multimodal.blocks.cache import Cache, LayerCache
+from multimodal.blocks.cache import LayerCache, WindowLayer
 from multimodal.blocks.conformer import ConformerBlock, ConformerConfig, ConvState, zero_padding
 from multimodal.blocks.masks import Local, key_mask, padding, window
 from multimodal.blocks.masks import blocks as chunk_mask
 from multimodal.blocks.positions import rotary
 from multimodal.blocks.sdpa import preferred_kernels, recompute_contexts
 from multimodal.blocks.subsample import Subsample, SubsampleStream
+from multimodal.models.speech.seq2seq import SpeechModel
 from multimodal.models.speech.wave_encoder import WaveEncoder, WaveEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
@@ -151,7 +152,9 @@ class ConformerStream:
             raise ValueError("streaming needs a model with chunks")
         self.encoder, self.chunk, self.seen = encoder, config.chunk, 0
         self.stem = SubsampleStream(encoder.stem) if encoder.stem is not None else None
-        self.past = [(_RecentFrames(config.left) if config.left else LayerCache(), ConvState()) for _ in encoder.blocks]
+        self.past = [
+            (WindowLayer(config.left + 1) if config.left else LayerCache(), ConvState()) for _ in encoder.blocks
+        ]
         self.waiting: Tensor | None = None
 
     @torch.inference_mode()
@@ -173,22 +176,6 @@ class ConformerStream:
         return x
 
 
-class _RecentFrames(LayerCache):
-    """Keys and values of the last `most` positions."""
-
-    def __init__(self, most: int):
-        super().__init__()
-        self.most, self.last = most, None
-
-    def append(
-        self, key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"]
-    ) -> tuple[Float[Tensor, "B K S E"], Float[Tensor, "B K S E"]]:
-        if self.last is not None:
-            key, value = (torch.cat(pair, 2) for pair in zip(self.last, (key, value), strict=True))
-        self.last = key[:, :, -self.most :], value[:, :, -self.most :]
-        return key, value
-
-
 @dataclass(frozen=True)
 class ConformerCTCConfig:
     """`blank`: the CTC blank's id, one past the text vocabulary. `decoder` None: CTC alone. `blank_row`: of the blank
@@ -204,7 +191,7 @@ class ConformerCTCConfig:
         return self.vocabulary
 
 
-class ConformerCTC(nn.Module):
+class ConformerCTC(SpeechModel):
     """CTC and an attention decoder on one encoder (Watanabe et al. 2017): a Conformer's, or wav2vec 2.0's."""
 
     def __init__(self, config: ConformerCTCConfig):
@@ -214,27 +201,13 @@ class ConformerCTC(nn.Module):
         self.ctc = nn.Linear(config.encoder.width, config.vocabulary + 1)
         self.decoder = TextTransformer(config.decoder) if config.decoder else None
 
-    def encode(
-        self, features: Float[Tensor, "B F *M"], lengths: Int[Tensor, "B"]
-    ) -> tuple[Float[Tensor, "B T D"], Bool[Tensor, "B T"], Int[Tensor, "B"]]:
-        """Encoder frames, their validity mask and their lengths."""
-        frames, lengths = self.encoder(features, lengths)
-        return frames, padding(lengths, frames.shape[1]), lengths
-
     def ctc_logits(self, frames: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         return self.ctc(frames)
-
-    def attend(
-        self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"],
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """Next-token logits of the attention decoder."""
-        return self.decoder(ids, frames, valid, cache=cache)
 
     def forward(
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"], ids: Int[Tensor, "B L"]
     ) -> tuple[Float[Tensor, "B T W"], Int[Tensor, "B"], Float[Tensor, "B L V"] | None]:
         """CTC logits, their lengths and the decoder's logits."""
         frames, valid, lengths = self.encode(features, lengths)
-        decoded = self.attend(ids, frames, valid) if self.decoder is not None else None
+        decoded = self.decode(ids, frames, valid) if self.decoder is not None else None
         return self.ctc_logits(frames), lengths, decoded

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -131,19 +130,16 @@ def _softmax(logits: Callable, pull: Callable, rows: list[slice], count: int, te
 
 def ctc_loss(
     logits: Float[Tensor, "B T W"], lengths: Sequence[int], targets: Int[Tensor, "B L"],
-    target_lengths: Sequence[int], blank: int, reduction: Literal["mean", "sum", "none"] = "mean",
-) -> Float[Tensor, ""] | Float[Tensor, "B"]:  # fmt: skip
-    """CTC loss (Graves et al. 2006): per target token, summed, or of each row. A target longer than its row counts 0.
+    target_lengths: Sequence[int], blank: int,
+) -> Float[Tensor, "B"]:  # fmt: skip
+    """CTC loss of each row (Graves et al. 2006). A target longer than its row counts 0.
 
     Lengths are numbers of the host, which would wait for those on a GPU; as tensors of the host they fail beside
     logits on a GPU while FLOPs are counted (torch 2.11)."""
-    losses = F.ctc_loss(
+    return F.ctc_loss(
         logits.float().log_softmax(-1).transpose(0, 1), targets, tuple(lengths), tuple(target_lengths), blank,
         reduction="none", zero_infinity=True,
     )  # fmt: skip
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / max(sum(target_lengths), 1)
 
 
 def selected(real: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"], *others: Tensor) -> tuple[Tensor, ...]:
@@ -155,21 +151,19 @@ def selected(real: Bool[Tensor, "B T"], targets: Int[Tensor, "B T"], *others: Te
 
 
 def token_loss(
-    logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"], smoothing: float = 0.0,
-    reduction: Literal["mean", "sum"] = "mean",
-) -> Float[Tensor, ""]:  # fmt: skip
-    """Cross-entropy over the valid tokens."""
+    logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"], smoothing: float = 0.0
+) -> Float[Tensor, ""]:
+    """Summed cross-entropy of the valid tokens."""
     wanted, chosen = selected(valid, targets, logits)
-    return F.cross_entropy(chosen.float(), wanted, label_smoothing=smoothing, reduction=reduction)
+    return F.cross_entropy(chosen.float(), wanted, label_smoothing=smoothing, reduction="sum")
 
 
 def detection_loss(
-    logits: Float[Tensor, "B T"], replaced: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"],
-    reduction: Literal["mean", "sum"] = "mean",
-) -> Float[Tensor, ""]:  # fmt: skip
-    """ELECTRA's replaced token detection: binary cross-entropy over the valid tokens (Clark et al. 2020, section 2)."""
-    total = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), valid.float(), reduction="sum")
-    return total if reduction == "sum" else total / valid.sum()
+    logits: Float[Tensor, "B T"], replaced: Bool[Tensor, "B T"], valid: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """ELECTRA's replaced token detection: summed binary cross-entropy of the valid tokens (Clark et al. 2020, section
+    2)."""
+    return F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), valid.float(), reduction="sum")
 
 
 def vocabulary_loss(

@@ -72,7 +72,7 @@ def test_every_flag_of_openai_whisper_is_there_with_its_default(monkeypatch):
     ],
 )  # fmt: skip
 def test_flags_become_options_and_only_those_that_were_given(flags, expected):
-    from multimodal.tasks.transcribe.whisper.options import options_for
+    from multimodal.tasks.transcribe.options import options_for
 
     checkpoint = whispers()[1]
     found = transcribe.api_options(given(*flags), checkpoint)

@@ -16,7 +16,7 @@ from multimodal.blocks.cache import Cache
 from multimodal.data.sources import ListColumns
 from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.lm_fusion import ShallowFusion
-from multimodal.decoding.ngram import WordScorer, ngram_scorer, read_arpa
+from multimodal.decoding.ngram import WordScorer, read_arpa
 from multimodal.errors import CheckpointError, DataError
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer
@@ -171,7 +171,7 @@ def test_texts_of_manifests_and_of_plain_files(recipe, tmp_path, capsys):
 
 @pytest.fixture
 def scorer(recipe, tmp_path) -> WordScorer:
-    return ngram_scorer(made(recipe, tmp_path, SENTENCES, 3), BytePairTokenizer.train(SENTENCES, 275))
+    return WordScorer(read_arpa(made(recipe, tmp_path, SENTENCES, 3)), BytePairTokenizer.train(SENTENCES, 275))
 
 
 def credited(scorer: WordScorer, ids: list[int]) -> list[float]:
@@ -214,7 +214,7 @@ def test_scores_do_not_depend_on_the_other_rows_or_on_what_was_asked_before(scor
 def test_in_a_beam_the_most_probable_text_of_the_model_wins(recipe, tmp_path):
     texts = ["we went home"] * 9 + ["we went out", "rain fell"]
     tokenizer = BytePairTokenizer.train(texts, 270)
-    scorer = ngram_scorer(made(recipe, tmp_path, texts, 3), tokenizer)
+    scorer = WordScorer(read_arpa(made(recipe, tmp_path, texts, 3)), tokenizer)
     rule = ShallowFusion(None, scorer, 1.0, 1, tokenizer.eos_id)
     heard = torch.full((tokenizer.vocab_size,), -math.inf)
     heard[[tokenizer.eos_id, *tokenizer.encode("we went home")]] = 0  # these in any order

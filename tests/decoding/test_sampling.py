@@ -15,8 +15,8 @@ from multimodal.decoding.beam_search import beam_search, best_row, per_token
 from multimodal.decoding.beams import _top
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper import decode as whisper_decode
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 from tests.helpers.tiny_whisper import whispers
 
 # openai-whisper leaves its vocabulary file open and calls numpy in an old way

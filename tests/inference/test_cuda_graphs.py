@@ -19,8 +19,8 @@ from multimodal.inference import cuda_graphs
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper import decode
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 from tests.helpers.tiny_whisper import whispers
 
 # openai-whisper leaves its vocabulary file open

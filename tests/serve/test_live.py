@@ -13,7 +13,7 @@ import multimodal
 from multimodal.serve.jobs.lane import Lane
 from multimodal.serve.jobs.live import LiveRecording
 from multimodal.system.assets import asset
-from multimodal.tasks.transcribe.whisper.options import LiveOptions
+from multimodal.tasks.transcribe.options import LiveOptions
 from multimodal.tokens.audio.reading import read_audio
 
 SPEECH = asset("sample", "speech.flac")

@@ -20,7 +20,7 @@ from multimodal.tasks.encode import arguments as typed
 from multimodal.tasks.encode.columns import source_column
 from multimodal.tasks.encode.loaded import check_on_error
 from multimodal.tasks.text.options import AnswerOptions, GenerateOptions, TagOptions, TranslateOptions
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
+from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from tests.helpers.folders import every_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:text 1 has a translation that was cut", "ignore:.*the caption is empty")
@@ -238,7 +238,7 @@ def test_a_checkpoints_first_steps(models):
         (typed.TranslateArguments, TranslateOptions.declared),
         (typed.TagArguments, TagOptions.declared),
         (typed.AnswerArguments, AnswerOptions.declared),
-        (typed.TranscribeArguments, WhisperOptions.declared | CtcOptions.declared),
+        (typed.TranscribeArguments, WhisperOptions.declared | RecognizerOptions.declared),
     ],
 )
 def test_typed_arguments_are_the_options(arguments, options):

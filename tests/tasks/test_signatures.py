@@ -18,7 +18,7 @@ from multimodal.tasks.text.options import (
     TagOptions,
     TranslateOptions,
 )
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
+from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 MACHINE = (MachineOptions,)
@@ -26,7 +26,7 @@ TAKEN = {
     multimodal.Classifier: (ClassifyOptions, BatchOptions, ClipOptions, *MACHINE),
     multimodal.Captioner: (CaptionOptions, CaptionBatchOptions, ClipOptions, *MACHINE),
     multimodal.Embedder: (EmbedOptions, BatchOptions, ClipOptions, *MACHINE),
-    multimodal.Transcriber: (WhisperOptions, CtcOptions),
+    multimodal.Transcriber: (WhisperOptions, RecognizerOptions),
     multimodal.Translator: (TranslateOptions, *MACHINE),
     multimodal.Generator: (PromptOptions, *MACHINE),
     multimodal.Asker: (GenerateOptions, VideoOptions, *MACHINE),

@@ -27,13 +27,13 @@ def test_ctc_loss_is_the_sum_over_paths_a_token():
             if collapsed == wanted:
                 likelihood += torch.stack([probabilities[t, c] for t, c in enumerate(path)]).prod()
         total -= likelihood.log()
-    assert_close(ctc_loss(logits, lengths, targets, sizes, blank), total / 3, atol=1e-5, rtol=0)
+    assert_close(ctc_loss(logits, lengths, targets, sizes, blank).sum(), total, atol=1e-5, rtol=0)
 
 
 def test_ctc_row_that_cannot_fit_counts_nothing():
     logits = noise(2, 3, 4).requires_grad_()
     targets = torch.tensor([[0, 1, 0], [1, 1, 1]])
-    loss = ctc_loss(logits, [3, 3], targets, [1, 3], 3)
+    loss = ctc_loss(logits, [3, 3], targets, [1, 3], 3).sum()
     loss.backward()
     assert loss.isfinite()
     assert logits.grad[0].abs().sum() > 0
@@ -47,5 +47,5 @@ def test_token_loss_ignores_padding_and_weighs_tokens_alike(smoothing):
     junk = torch.where(valid[..., None], logits, torch.nan)
     rows = torch.cat([logits[0], logits[1, :1]]).log_softmax(-1)
     picked = rows[torch.arange(5), torch.tensor([1, 2, 3, 4, 0])]
-    expected = -((1 - smoothing) * picked + smoothing * rows.mean(-1)).mean()
-    assert_close(token_loss(junk, targets, valid, smoothing), expected, atol=1e-6, rtol=0)
+    expected = -((1 - smoothing) * picked + smoothing * rows.mean(-1)).sum()
+    assert_close(token_loss(junk, targets, valid, smoothing), expected, atol=5e-6, rtol=0)

@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
 
     checkpoint = loaded(options, TASKS[options.kind])
     checkpoint.model.to(options.device)
-    evaluate = {"tagging": annotated.evaluate_tagging, "qa": annotated.evaluate_answers,
+    evaluate = {"tagging": annotated.evaluate_tagging, "qa": annotated.evaluate_questions,
                 "choice": annotated.evaluate_choices}[options.kind]  # fmt: skip
     return print_figures(
         options, checkpoint.source, lambda file: SetFigures(evaluate(checkpoint, Path(file), options.limit))

@@ -111,7 +111,7 @@ def _whole_recordings(options: Namespace) -> int:
     from multimodal.tasks.evaluate.speech.decoders import DECODERS, DecoderOptions, evaluate_decoders
     from multimodal.tasks.evaluate.speech.whisper_windows import WindowOptions, evaluate_windows
     from multimodal.tasks.transcribe.conformer.decode import beam_of
-    from multimodal.tasks.transcribe.whisper.options import options_for
+    from multimodal.tasks.transcribe.options import options_for
 
     taken = {"language", "beam_size", "device", "threads", "architecture", "model"}
     if other := sorted(vars(options).keys() - taken - {*OWN}):

@@ -10,7 +10,7 @@ from typing import Any
 from multimodal.cli.parser import boolean, limited, number, or_none
 from multimodal.inference.options import MachineOptions
 from multimodal.system.options import add_flags
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
+from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from multimodal.tasks.transcribe.writers import Layout
 
 DECODING = ("task", "beam_size", "best_of", "patience", "length_penalty", "suppress_tokens", "suppress_blank",
@@ -34,7 +34,7 @@ def speed(g: Any) -> None:
 
 def decoding(g: Any) -> None:
     add_flags(g, WhisperOptions, DECODING)
-    add_flags(g, CtcOptions, ["lm", "lm_weight", "lm_bonus", "target_language"])
+    add_flags(g, RecognizerOptions, ["lm", "lm_weight", "lm_bonus", "target_language"])
 
 
 def checks(g: Any) -> None:
@@ -45,7 +45,7 @@ def checks(g: Any) -> None:
          "raise it by STEP, up to 1, while a text fails a threshold below; None: no fallback (default: 0.2)",
          or_none(step))  # fmt: skip
     add_flags(g, WhisperOptions, CHECKS)
-    add_flags(g, CtcOptions, ["confidence_threshold"])
+    add_flags(g, RecognizerOptions, ["confidence_threshold"])
 
 
 def times(g: Any) -> None:

@@ -15,7 +15,7 @@ from multimodal.system.records import to_record
 from multimodal.system.signals import at_stop
 from multimodal.tasks.encode.features import model_digest
 from multimodal.tasks.encode.loaded import device_of
-from multimodal.tasks.transcribe.whisper.options import options_for
+from multimodal.tasks.transcribe.options import options_for
 from multimodal.weights.folder import Checkpoint
 
 LONGEST = 200  # bytes of a stem; names of files have up to 255, with .transcript.part.lock

@@ -19,7 +19,7 @@ from multimodal.weights.folder import Checkpoint
 
 if TYPE_CHECKING:
     from multimodal.tasks.transcribe.live import Event
-    from multimodal.tasks.transcribe.whisper.options import LiveOptions
+    from multimodal.tasks.transcribe.options import LiveOptions
 
 # flag of each of these LiveOptions, and its units per second
 SPANS = {"silence": ("vad_min_silence_duration_ms", 1000), "longest": ("vad_max_speech_duration_s", 1)}
@@ -45,7 +45,7 @@ def stream(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, A
 
 
 def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str, Any]) -> "LiveOptions":
-    from multimodal.tasks.transcribe.whisper.options import LiveOptions, options_for
+    from multimodal.tasks.transcribe.options import LiveOptions, options_for
 
     chosen = options_for(checkpoint, {**api, "vad_filter": False})  # live sound has its own
     spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}

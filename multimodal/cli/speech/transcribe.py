@@ -26,7 +26,7 @@ from multimodal.system.files import path_of
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import opened_output, write_output
 from multimodal.system.signals import at_stop, unbroken
-from multimodal.tasks.transcribe.whisper.options import LiveOptions, SpeechOptions
+from multimodal.tasks.transcribe.options import LiveOptions, SpeechOptions
 from multimodal.tasks.transcribe.writers import FORMATS, Layout, write_transcript
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str,
 
 
 def _warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: "Checkpoint") -> None:
-    from multimodal.tasks.transcribe.whisper.options import options_for
+    from multimodal.tasks.transcribe.options import options_for
 
     if (idle := [name for name in chosen if name.startswith("vad_") and name != "vad_filter"]) and not options_for(
         checkpoint, chosen

@@ -1,4 +1,4 @@
-"""Base of recognisers that write text with a decoder alone, without CTC."""
+"""Bases of recognisers with a text decoder: all, and those without CTC."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from multimodal.blocks.masks import padding
 from multimodal.models.text import TextTransformer
 
 
-class SpeechSeq2Seq(nn.Module):
-    """Speech encoder and text decoder with cross-attention. `config` has `end_id`, of the end of a text."""
+class SpeechModel(nn.Module):
+    """Speech encoder and text decoder with cross-attention."""
 
     config: Any
     encoder: nn.Module
-    decoder: TextTransformer
+    decoder: TextTransformer | None
 
     def encode(
         self, features: Float[Tensor, "B F *M"], lengths: Int[Tensor, "B"]
@@ -28,8 +28,12 @@ class SpeechSeq2Seq(nn.Module):
         self, ids: Int[Tensor, "B T"], frames: Float[Tensor, "P S D"], valid: Bool[Tensor, "P S"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T V"]:  # fmt: skip
-        """Next-token logits."""
+        """Next-token logits of the decoder."""
         return self.decoder(ids, frames, valid, cache=cache)
+
+
+class SpeechSeq2Seq(SpeechModel):
+    """Recogniser without CTC. `config` has `end_id`, of the end of a text."""
 
     def forward(
         self, features: Float[Tensor, "B F *M"], lengths: Int[Tensor, "B"], ids: Int[Tensor, "B L"]

@@ -9,7 +9,7 @@ from typing import Any
 from multimodal.errors import AudioError, MultimodalError
 from multimodal.serve.jobs.lane import BusyError, CancelledJobError, Lane, Work, one_request
 from multimodal.tasks.transcribe.live import Event, LiveSession, live_options
-from multimodal.tasks.transcribe.whisper.options import LiveOptions
+from multimodal.tasks.transcribe.options import LiveOptions
 from multimodal.tokens.audio.log_mel import RATE
 from multimodal.tokens.audio.pcm import PcmReader
 from multimodal.weights.folder import Checkpoint

@@ -7,9 +7,9 @@ from typing import Any
 
 from multimodal.serve.jobs.lane import CancelledJobError, Job, Stream, Work
 from multimodal.tasks.transcribe.audio_source import AudioSource
+from multimodal.tasks.transcribe.options import RecognizerOptions, SpeechDecodingOptions, WhisperOptions
 from multimodal.tasks.transcribe.transcribe import OnSegments, RecordingStreams, Transcriber
 from multimodal.tasks.transcribe.whisper.decode import batch_key
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, WhisperOptions
 from multimodal.weights.folder import Checkpoint
 
 # options that an answer of the model depends on; requests carry the rest
@@ -52,8 +52,8 @@ class _Watched(AudioSource):
             yield chunk
 
 
-def decoding_key(options: WhisperOptions | CtcOptions) -> tuple[Any, ...]:
-    names = DECODING if isinstance(options, WhisperOptions) else tuple(HybridOptions.declared)
+def decoding_key(options: WhisperOptions | RecognizerOptions) -> tuple[Any, ...]:
+    names = DECODING if isinstance(options, WhisperOptions) else tuple(SpeechDecodingOptions.declared)
     return tuple(str(getattr(options, name)) for name in names)
 
 

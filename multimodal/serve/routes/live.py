@@ -17,7 +17,7 @@ from multimodal.serve.jobs.live import LiveRecording
 from multimodal.serve.media import base64_bytes
 from multimodal.serve.state import Server
 from multimodal.tasks.transcribe.live import Event, live_options
-from multimodal.tasks.transcribe.whisper.options import LiveOptions, options_for
+from multimodal.tasks.transcribe.options import LiveOptions, options_for
 
 router = APIRouter()
 REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16

@@ -59,7 +59,7 @@ class AskArguments(GenerateArguments, total=False):
 
 
 class TranscribeArguments(TypedDict, total=False):
-    """`WhisperOptions` and `CtcOptions`."""
+    """`WhisperOptions` and `RecognizerOptions`."""
 
     language: str | None
     task: str

@@ -14,23 +14,27 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.whisper import Whisper
-from multimodal.tasks.transcribe.conformer.decode import (
-    CtcTranscription,
-    tokenizer_of,
-    with_language_model,
-)
+from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, tokenizer_of, with_language_model
+from multimodal.tasks.transcribe.conformer.recognizer import ChunkedRecognizer, RedecodingRecognizer
 from multimodal.tasks.transcribe.conformer.windows import is_unlikely
-from multimodal.tasks.transcribe.live_recognizers import Recognizer, new_recognizer
+from multimodal.tasks.transcribe.options import (
+    LiveOptions,
+    RecognizerOptions,
+    SpeechDecodingOptions,
+    WhisperOptions,
+    options_for,
+)
 from multimodal.tasks.transcribe.segmentation import LevelMeter, cut
 from multimodal.tasks.transcribe.sessions import only_language, whisper_language
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector
 from multimodal.tasks.transcribe.whisper.decode import model_and_tokenizer
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, HybridOptions, LiveOptions, options_for
+from multimodal.tasks.transcribe.whisper.recognizer import WhisperRecognizer
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
 
 LEAD = 0.4  # seconds kept before the first frame of speech
+Recognizer = RedecodingRecognizer | ChunkedRecognizer | WhisperRecognizer
 
 
 class Event(NamedTuple):
@@ -73,9 +77,17 @@ def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> 
     if not isinstance(checkpoint.model, ConformerCTC | Transducer | SpeechSeq2Seq):
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
     decode = options.decode or options_for(checkpoint, {})
-    if isinstance(decode, CtcOptions):
+    if isinstance(decode, RecognizerOptions):
         only_language(checkpoint, decode.language, decode.task)
     return options.replace(decode=with_language_model(checkpoint, decode))
+
+
+def new_recognizer(checkpoint: Checkpoint, options: SpeechDecodingOptions | WhisperOptions) -> Recognizer:
+    """A recognizer for a new utterance."""
+    if isinstance(options, WhisperOptions):
+        return WhisperRecognizer(checkpoint, options)
+    kind = ChunkedRecognizer if checkpoint.model.config.encoder.chunk else RedecodingRecognizer
+    return kind(checkpoint, options)
 
 
 class LiveSession:
@@ -174,14 +186,14 @@ class LiveSession:
 
     def _final(self, end: int, arrived: float) -> Iterator[Event]:
         decoded = self.recognizer.final(self._wave(end))
-        unlikely = isinstance(self.options.decode, HybridOptions) and is_unlikely(decoded, self.options.decode)
+        unlikely = isinstance(self.options.decode, SpeechDecodingOptions) and is_unlikely(decoded, self.options.decode)
         text = "" if unlikely else " ".join(self.tokenizer.decode(decoded.ids).split())
         if text or self.previous:  # an empty line retracts the partial
             yield self._event("final", decoded, text, arrived, text)
         self._forget(end)
 
     def _event(
-        self, kind: Literal["partial", "final"], decoded: CtcTranscription, text: str, arrived: float, stable: str
+        self, kind: Literal["partial", "final"], decoded: WindowTranscript, text: str, arrived: float, stable: str
     ) -> Event:
         begin = self.begin / RATE
         start, end = (decoded.words[0].start, decoded.words[-1].end) if decoded.words else (0.0, 0.0)

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multimodal.tasks.transcribe.options import SpeechOptions
 from multimodal.tasks.transcribe.timeline import FRAMES_PER_SECOND, Span, gaps
 from multimodal.tasks.transcribe.vad import SpeechDetector, speech_spans, speech_windows
-from multimodal.tasks.transcribe.whisper.options import SpeechOptions
 from multimodal.tokens.audio.log_mel import HOP, RATE
 
 # Whisper spends as long on a window with little speech as on a full one, and was trained on pauses of this length.

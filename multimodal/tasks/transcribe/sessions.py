@@ -14,13 +14,13 @@ from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, M
 from multimodal.tasks.transcribe.audio_source import cut as cut_audio
 from multimodal.tasks.transcribe.conformer import windows
 from multimodal.tasks.transcribe.conformer.decode import decode_windows, with_language_model
+from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from multimodal.tasks.transcribe.results import Transcription, journalled
 from multimodal.tasks.transcribe.segmentation import Clip, LevelMeter, cut, plan
 from multimodal.tasks.transcribe.timeline import Span
 from multimodal.tasks.transcribe.vad import SpeechDetector
 from multimodal.tasks.transcribe.whisper.decode import Encode, Identify, model_and_tokenizer, server
 from multimodal.tasks.transcribe.whisper.language import allowed_codes, combine
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions
 from multimodal.tasks.transcribe.whisper.windows import StreamAudio, WhisperTranscriber
 from multimodal.tasks.transcribe.whisper.words import STRIDE, alignment_heads
 from multimodal.tokens.audio.levels import SILENT
@@ -47,7 +47,7 @@ class Session(NamedTuple):
 Open = Callable[[AudioSource, Report, JournalPart], Session]
 
 
-def opener(checkpoint: Checkpoint, options: WhisperOptions | CtcOptions) -> tuple[Open, Serve]:
+def opener(checkpoint: Checkpoint, options: WhisperOptions | RecognizerOptions) -> tuple[Open, Serve]:
     """Return a function that opens a recording, and one that answers the requests of its streams.
 
     Raises UsageError for a language or task unknown to the model, CheckpointError for a missing vocabulary."""
@@ -175,7 +175,7 @@ def _speech_share(wave: Float[Tensor, "_"]) -> float:
 
 
 def _open_conformer(
-    checkpoint: Checkpoint, options: CtcOptions, language: str | None, source: AudioSource, report: Report,
+    checkpoint: Checkpoint, options: RecognizerOptions, language: str | None, source: AudioSource, report: Report,
     journal: JournalPart,
 ) -> Session:  # fmt: skip
     meter = LevelMeter(options.vad_filter, next(checkpoint.model.parameters()).device)
@@ -186,6 +186,7 @@ def _open_conformer(
     parts = [part for clip in clips for part in cut(powers, *clip, longest)]
     waves = cut_audio(source, [(start * HOP, min(stop * HOP, samples)) for start, stop in parts])
     streams = (
-        journalled(windows.stream(start, wave, checkpoint, options), journal.part(start)) for start, wave in waves
+        journalled(windows.stream(start, wave, checkpoint, options, source.name), journal.part(start))
+        for start, wave in waves
     )
     return Session(samples, language, None, skipped, streams)

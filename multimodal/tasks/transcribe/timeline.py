@@ -29,13 +29,13 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return result
 
 
-def overlaid(start: int, stop: int, reason: str | None, over: Iterable[Span]) -> list[Span]:
+def overlaid(start: int, stop: int, over: Iterable[Span]) -> list[Span]:
     """[start, stop) with other spans on top; later ones win."""
     spans = [Span(max(start, s.start), min(stop, s.stop), s.reason) for s in over]
     edges = sorted({start, stop, *(edge for s in spans if s.start < s.stop for edge in s[:2])})
     result = []
     for a, b in pairwise(edges):
-        top = next((s.reason for s in reversed(spans) if s.start <= a and b <= s.stop), reason)
+        top = next((s.reason for s in reversed(spans) if s.start <= a and b <= s.stop), None)
         result.append(Span(a, b, top))
     return merged(result)
 
@@ -75,7 +75,7 @@ def union(channels: Sequence[list[Span]]) -> list[Span]:
     if len(channels) == 1:
         return channels[0]
     transcribed = [span for spans in channels for span in spans if span.reason is None]
-    return overlaid(0, channels[0][-1].stop, None, [*channels[0], *transcribed])
+    return overlaid(0, channels[0][-1].stop, [*channels[0], *transcribed])
 
 
 def coverage(spans: Sequence[Span]) -> dict[str, Any]:

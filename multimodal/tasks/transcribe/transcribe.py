@@ -30,16 +30,16 @@ from multimodal.tasks.encode.loaded import (
 )
 from multimodal.tasks.transcribe import scheduler, timeline
 from multimodal.tasks.transcribe.audio_source import AudioSource, name_of_audio
+from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions, options_for
 from multimodal.tasks.transcribe.results import Transcription
 from multimodal.tasks.transcribe.sessions import Open, Session, Stream, opener
 from multimodal.tasks.transcribe.whisper.decode import batch_key
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, WhisperOptions, options_for
 from multimodal.tokens.audio.arrays import AudioInput, as_audio
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.weights.folder import Checkpoint
 
 Transcript = dict[str, Any]
-Options = WhisperOptions | CtcOptions
+Options = WhisperOptions | RecognizerOptions
 OnProgress = Callable[[Any, float, float], None]
 OnSegments = Callable[[Any, list[dict[str, Any]]], None]
 OpenJournal = Callable[[Any], Journal]
@@ -47,9 +47,9 @@ MOST_AHEAD = 8  # recordings decoded ahead of the model
 
 
 class Transcriber(LoadedModel):
-    """Speech recogniser: loads a Whisper or Conformer model once.
+    """Speech recogniser: loads a speech model once.
 
-    `options`: those of `WhisperOptions` or, for a CTC model, `CtcOptions`. Up to `batch_size` recordings, or
+    `options`: those of `WhisperOptions` or, for other models, `RecognizerOptions`. Up to `batch_size` recordings, or
     independent windows of one, are decoded together; the text does not depend on it. `device`: `auto` is a GPU if there
     is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs.
 
@@ -368,7 +368,7 @@ def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
     segments = [segment for channel in channels for segment in channel.segments()]
     if len(channels) > 1:
         segments.sort(key=lambda segment: segment["start"])
-    if isinstance(options, CtcOptions):
+    if isinstance(options, RecognizerOptions):
         text = " ".join(segment["text"] for segment in segments)
     elif len(channels) > 1:
         text = "".join(segment["text"] for segment in segments)

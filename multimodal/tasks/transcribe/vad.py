@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multimodal.system.assets import asset
-from multimodal.tasks.transcribe.whisper.options import VadOptions
+from multimodal.tasks.transcribe.options import VadOptions
 from multimodal.tokens.audio.log_mel import RATE
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.folder import fill

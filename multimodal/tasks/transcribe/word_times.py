@@ -72,12 +72,12 @@ def split_on_spaces(tokenizer: Tokenizer, tokens: Sequence[int], marks_apart: bo
     return words
 
 
-def spread(words: Words, start: float, end: float) -> list[WordTiming]:
-    """Timings for words that cannot be aligned: equal time for each token, probability 0."""
-    step, timings, count = (end - start) / max(1, sum(len(part) for _, part in words)), [], 0
+def spread(words: Words, seconds: float) -> list[WordTiming]:
+    """Timings for words that cannot be aligned: equal parts of `seconds` for each token, probability 0."""
+    step, timings, count = seconds / max(1, sum(len(part) for _, part in words)), [], 0
     for text, part in words:
         after = count + len(part)
-        timings.append(WordTiming(text, part, start + count * step, start + after * step, 0.0))
+        timings.append(WordTiming(text, part, count * step, after * step, 0.0))
         count = after
     return timings
 

@@ -228,7 +228,7 @@ class Multitask(Summed):
         speech = self.model.speech
         frames = speech.encoder(batch.mel)
         scores, sizes = self.model.head(frames), [frames.shape[1]] * len(frames)
-        losses = ctc_loss(scores, sizes, batch.letters, batch.letter_counts, blank=0, reduction="none")
+        losses = ctc_loss(scores, sizes, batch.letters, batch.letter_counts, blank=0)
         heard = (batch.letters > 0).any(1)  # letters count from 1; a window may have none
         states = speech.decoder.states(batch.ids, frames[batch.source]).flatten(0, 1)
         text = vocabulary_loss(*projection(speech.decoder, states), batch.targets.flatten(), smoothing=self.smoothing)

@@ -92,7 +92,7 @@ class Recognition(Summed):
         for name, x in (("ctc", frames), ("middle", states[len(states) // 2])):
             if name in self.weights:
                 logits, blank = self.model.ctc_logits(x), self.model.config.blank
-                sums[name] = ctc_loss(logits, sizes, batch.ids, batch.id_sizes, blank, reduction="sum")
+                sums[name] = ctc_loss(logits, sizes, batch.ids, batch.id_sizes, blank).sum()
         if "attention" in self.weights:
             sums["attention"] = self._attention(batch, frames, lengths)
         return sums
@@ -101,5 +101,5 @@ class Recognition(Summed):
         ids = batch.ids
         before = torch.cat([ids.new_full((len(ids), 1), self.bos), ids], 1)
         after = torch.cat([ids, ids.new_zeros(len(ids), 1)], 1).scatter(1, batch.id_lengths[:, None], self.eos)
-        logits = self.model.attend(before, frames, padding(lengths, frames.shape[1]))
-        return token_loss(logits, after, padding(batch.id_lengths + 1, ids.shape[1] + 1), 0.1, reduction="sum")
+        logits = self.model.decode(before, frames, padding(lengths, frames.shape[1]))
+        return token_loss(logits, after, padding(batch.id_lengths + 1, ids.shape[1] + 1), 0.1)

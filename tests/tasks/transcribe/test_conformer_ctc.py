@@ -19,9 +19,9 @@ from multimodal.models.text_config import TextConfig
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import scheduler
 from multimodal.tasks.transcribe.conformer import windows
-from multimodal.tasks.transcribe.conformer.decode import HybridBeam, HybridOptions, decode_windows, hybrid_beam_search
+from multimodal.tasks.transcribe.conformer.decode import HybridBeam, decode_windows, hybrid_beam_search
+from multimodal.tasks.transcribe.options import RecognizerOptions, SpeechDecodingOptions
 from multimodal.tasks.transcribe.timeline import tiled
-from multimodal.tasks.transcribe.whisper.options import CtcOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.audio.log_mel import filterbank
 from multimodal.tokens.audio.reading import read_audio
@@ -30,7 +30,7 @@ from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.tiny_whisper import RATE, sound, tiny_hybrid
 
-BEST_PATH = HybridOptions(beam_size=1)
+BEST_PATH = SpeechDecodingOptions(beam_size=1)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def joint():
 def transcribed(wave, checkpoint, options, width=4, longest=windows.LONGEST):
     """Results of the streams of a recording's windows."""
     pieces = zip(range(0, len(wave), longest), wave.split(longest), strict=True)
-    streams = (windows.stream(*piece, checkpoint, options) for piece in pieces)
+    streams = (windows.stream(*piece, checkpoint, options, "a.wav") for piece in pieces)
     found = scheduler.run(streams, lambda waves: decode_windows(waves, checkpoint, options), width)
     return sorted(found, key=lambda result: result.coverage[0].start)
 
@@ -61,7 +61,7 @@ def test_greedy_is_the_ctc_best_path(joint):
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_batched_equals_alone(joint, beam_size):
-    options = CtcOptions(beam_size=beam_size)
+    options = RecognizerOptions(beam_size=beam_size)
     waves = [sound(seconds, seed) for seed, seconds in enumerate((0.02, 0.9, 1.6))]
     for wave, found in zip(waves, decode_windows(waves, joint, options), strict=True):
         (alone,) = decode_windows([wave], joint, options)
@@ -73,7 +73,7 @@ def test_batched_equals_alone(joint, beam_size):
 
 def test_windows_tile_the_recording_and_segments_lie_in_them(joint):
     wave = torch.cat([sound(8), torch.zeros(RATE * 16), sound(1)])
-    found = transcribed(wave, joint, CtcOptions(beam_size=1, word_timestamps=True))
+    found = transcribed(wave, joint, RecognizerOptions(beam_size=1, word_timestamps=True))
     spans = [span for part in found for span in part.coverage]
     assert tiled(spans, len(wave))
     assert {span.reason for span in spans} == {None, "silence"}
@@ -92,7 +92,7 @@ def test_windows_tile_the_recording_and_segments_lie_in_them(joint):
 
 def test_times_of_words_are_whole_milliseconds():
     wave = read_audio(asset("sample", "speech.flac"))
-    (found,) = transcribed(wave, load("asr-conformer-en"), CtcOptions(word_timestamps=True))
+    (found,) = transcribed(wave, load("asr-conformer-en"), RecognizerOptions(word_timestamps=True))
     words = [word for segment in found.segments for word in segment["words"]]
     assert len(words) > 20
     assert all(time == round(time, 3) for word in words for time in (word["start"], word["end"]))
@@ -117,11 +117,11 @@ def test_a_sure_blank_and_unlikely_text_are_gated(joint):
     with torch.no_grad():
         deaf.ctc.bias[-1] += 100
     for beam_size in (1, 2):
-        (part,) = transcribed(sound(2), replace(joint, model=deaf), CtcOptions(beam_size=beam_size))
+        (part,) = transcribed(sound(2), replace(joint, model=deaf), RecognizerOptions(beam_size=beam_size))
         assert part.segments == []
         assert part.coverage[0].reason == "no_speech"
     for threshold, gated in ((-100.0, False), (-0.01, True)):
-        (part,) = transcribed(sound(2), joint, CtcOptions(beam_size=1, logprob_threshold=threshold))
+        (part,) = transcribed(sound(2), joint, RecognizerOptions(beam_size=1, logprob_threshold=threshold))
         assert (part.coverage[0].reason == "no_speech") == gated
 
 
@@ -129,8 +129,10 @@ def test_a_ctc_model_has_a_best_path_and_a_prefix_beam(joint):
     bare = ConformerCTC(replace(joint.model.config, decoder=None)).eval()
     bare.load_state_dict({k: v for k, v in joint.model.state_dict().items() if not k.startswith("decoder.")})
     bare = replace(joint, model=bare)
-    (path,), (alone,), (beam,) = (decode_windows([sound(1.5)], *rest) for rest in
-                                  ((joint, BEST_PATH), (bare,), (bare, HybridOptions(beam_size=8))))  # fmt: skip
+    wide = SpeechDecodingOptions(beam_size=8)
+    (path,), (alone,), (beam,) = (
+        decode_windows([sound(1.5)], *rest) for rest in ((joint, BEST_PATH), (bare,), (bare, wide))
+    )
     assert path == alone
     assert beam.avg_logprob == path.avg_logprob
     frames, _, lengths = bare.model.encode(filterbank(sound(1.5), 40)[None], torch.tensor([148]))
@@ -144,9 +146,8 @@ def test_a_text_beyond_the_decoders_context_is_not_lost(joint):
     state = joint.model.state_dict()
     state["decoder.positions"] = state["decoder.positions"][:4]
     small.load_state_dict(state)
-    (beam,), (path,) = (
-        decode_windows([sound(4)], replace(joint, model=small), HybridOptions(beam_size=size)) for size in (3, 1)
-    )
+    small = replace(joint, model=small)
+    (beam,), (path,) = (decode_windows([sound(4)], small, SpeechDecodingOptions(beam_size=size)) for size in (3, 1))
     assert beam == path
 
 
@@ -156,7 +157,7 @@ def test_a_text_beyond_the_decoders_context_is_not_lost(joint):
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        HybridOptions(**options)
+        SpeechDecodingOptions(**options)
 
 
 def ctc_probability(logprobs, blank):
@@ -264,9 +265,9 @@ def test_a_language_model_changes_the_text_of_a_recording(joint, tmp_path):
     bare.load_state_dict({k: v for k, v in joint.model.state_dict().items() if not k.startswith("decoder.")})
     score = partial(lm_score, model, bos=joint.tokenizer.bos_id, eos=joint.tokenizer.eos_id)
     for checkpoint in (joint, replace(joint, model=bare)):
-        with_lm = HybridOptions(beam_size=4, lm=tmp_path / "lm", lm_weight=1.0)
+        with_lm = SpeechDecodingOptions(beam_size=4, lm=tmp_path / "lm", lm_weight=1.0)
         (plain,), (found,) = (
-            decode_windows([sound(1)], checkpoint, options) for options in (HybridOptions(beam_size=4), with_lm)
+            decode_windows([sound(1)], checkpoint, options) for options in (SpeechDecodingOptions(beam_size=4), with_lm)
         )
         assert score(found.ids) > score(plain.ids)
         texts = [decode_windows([sound(1), sound(0.5, 3)], checkpoint, with_lm)[0].ids, found.ids]
@@ -287,4 +288,4 @@ def test_an_unfit_language_model_is_refused(joint, tmp_path):
     save_folder(joint, tmp_path / "joint")
     for name, message in (("other", "expected the recogniser's"), ("joint", "expected a causal text model")):
         with pytest.raises(CheckpointError, match=message):
-            decode_windows([sound(1)], joint, HybridOptions(lm=tmp_path / name))
+            decode_windows([sound(1)], joint, SpeechDecodingOptions(lm=tmp_path / name))

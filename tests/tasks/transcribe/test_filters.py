@@ -3,11 +3,11 @@
 import pytest
 
 from multimodal.tasks.transcribe import timeline
+from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.results import compression_ratio
 from multimodal.tasks.transcribe.timeline import Span
 from multimodal.tasks.transcribe.whisper.decode import DecodingResult
 from multimodal.tasks.transcribe.whisper.hallucination import echoes_hotwords
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper.repetition import RepetitionLoop, find_loops, remove_repetitions
 from multimodal.tasks.transcribe.whisper.windows import fallback_reason, is_silent
 from multimodal.tokens.text.vocabulary import tokenizer_from
@@ -109,7 +109,7 @@ def test_accounts_tile_a_recording():
 
 
 def test_later_spans_lie_on_top_and_channels_are_heard_where_any_is():
-    overlaid = timeline.overlaid(10, 50, None, [Span(0, 20, "a"), Span(15, 30, "b"), Span(45, 40, "c")])
+    overlaid = timeline.overlaid(10, 50, [Span(0, 20, "a"), Span(15, 30, "b"), Span(45, 40, "c")])
     assert overlaid == [Span(10, 15, "a"), Span(15, 30, "b"), Span(30, 50)]
     one, two = [Span(0, 50, "silence"), Span(50, 90)], [Span(0, 20), Span(20, 90, "no_speech")]
     assert timeline.union([one, two]) == [Span(0, 20), Span(20, 50, "silence"), Span(50, 90)]

@@ -17,9 +17,9 @@ from multimodal.models.conformer import ConformerCTC, ConformerEncoder, Conforme
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import live
 from multimodal.tasks.transcribe.conformer.decode import decode_windows
-from multimodal.tasks.transcribe.live_recognizers import ChunkedRecognizer, RedecodingRecognizer
+from multimodal.tasks.transcribe.conformer.recognizer import ChunkedRecognizer, RedecodingRecognizer
+from multimodal.tasks.transcribe.options import LiveOptions, SpeechDecodingOptions, options_for
 from multimodal.tasks.transcribe.transcribe import transcribe
-from multimodal.tasks.transcribe.whisper.options import HybridOptions, LiveOptions, options_for
 from multimodal.tokens.audio.pcm import PcmReader
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -165,7 +165,7 @@ def test_a_slow_machine_shows_the_first_partial_of_each_utterance(shipped, monke
 @pytest.mark.parametrize("size", [3200, 777])
 def test_a_chunked_models_lines_are_its_offline_text(chunked, size):
     """All is speech, so utterances are cut when they are full; one is as long as the sound."""
-    wave, decode = read_audio(SAMPLE)[: round(4.21 * RATE)], HybridOptions(beam_size=1, logprob_threshold=None)
+    wave, decode = read_audio(SAMPLE)[: round(4.21 * RATE)], SpeechDecodingOptions(beam_size=1, logprob_threshold=None)
     wave = torch.frombuffer(bytearray(pcm(wave)), dtype=torch.int16) / 32768
     source = io.BytesIO(pcm(wave))
     _, (final,), _ = lines(b"", chunked, lambda _: source.read(size), threshold=0.0, decode=decode)
@@ -181,15 +181,15 @@ def test_a_dynamic_models_finals_are_its_offline_text(chunked):
     model = ConformerCTC(config).eval()
     model.load_state_dict(chunked.model.state_dict())
     dynamic, wave = Checkpoint(model, chunked.tokenizer, source="dynamic"), torch.randn(21000) * 0.1
-    recognizer = ChunkedRecognizer(dynamic, HybridOptions())
+    recognizer = ChunkedRecognizer(dynamic, SpeechDecodingOptions())
     partial = recognizer.partial(wave[:16000])
-    (whole,) = decode_windows([wave], dynamic, HybridOptions())
+    (whole,) = decode_windows([wave], dynamic, SpeechDecodingOptions())
     assert recognizer.final(wave).ids == whole.ids
-    assert partial.ids == ChunkedRecognizer(chunked, HybridOptions()).partial(wave[:16000]).ids
+    assert partial.ids == ChunkedRecognizer(chunked, SpeechDecodingOptions()).partial(wave[:16000]).ids
 
 
 def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
-    wave, options = read_audio(SAMPLE)[: 2 * RATE], HybridOptions(beam_size=3, logprob_threshold=None)
+    wave, options = read_audio(SAMPLE)[: 2 * RATE], SpeechDecodingOptions(beam_size=3, logprob_threshold=None)
     chunks = ChunkedRecognizer(chunked, options)
     for count in (100, 1000, 9000, 21000):
         chunks.partial(wave[:count])
@@ -216,7 +216,7 @@ def test_silence_is_skipped_and_lines_keep_their_times(shipped):
 
 
 def test_the_buffer_does_not_grow(chunked):
-    decode = HybridOptions(beam_size=1, logprob_threshold=None)
+    decode = SpeechDecodingOptions(beam_size=1, logprob_threshold=None)
     sizes, source = [], io.BytesIO(pcm(torch.randn(7 * RATE) * 0.1))
     for threshold in (0.0, 1.0):
         source.seek(0)
@@ -233,7 +233,9 @@ def test_lines_come_while_the_stream_is_open(chunked):
     data, (out, into) = pcm(read_audio(SAMPLE)[: 3 * RATE]), os.pipe()
     try:
         threading.Thread(target=os.write, args=(into, data), daemon=True).start()
-        options = LiveOptions(threshold=0.0, longest=2.0, decode=HybridOptions(beam_size=1, logprob_threshold=None))
+        options = LiveOptions(
+            threshold=0.0, longest=2.0, decode=SpeechDecodingOptions(beam_size=1, logprob_threshold=None)
+        )
         events = live.run(lambda size: os.read(out, size), chunked, options)
         final = next(event for event in events if event.kind == "final")
         assert 0 < final.end <= 2.0
@@ -252,7 +254,7 @@ def test_another_rate_is_resampled(shipped):
 
 
 def test_half_a_sample_at_the_end_is_warned_of(chunked):
-    decode, data = HybridOptions(beam_size=1, logprob_threshold=None), pcm(read_audio(SAMPLE)[:RATE])
+    decode, data = SpeechDecodingOptions(beam_size=1, logprob_threshold=None), pcm(read_audio(SAMPLE)[:RATE])
     with pytest.warns(TruncatedAudio, match=r"^stdin: .*32001 bytes"):
         _, (odd,), _ = lines(data + b"x", chunked, decode=decode, threshold=0.0)
     _, (even,), _ = lines(data, chunked, decode=decode, threshold=0.0)
@@ -306,7 +308,7 @@ def test_a_model_of_text_and_a_strange_rate_are_refused(shipped):
     with pytest.raises(UsageError, match="rate"):
         live.run(broken, shipped, LiveOptions(rate=0))
     with pytest.raises(UsageError, match="lm absent"):
-        live.run(broken, shipped, LiveOptions(decode=HybridOptions(lm="absent")))
+        live.run(broken, shipped, LiveOptions(decode=SpeechDecodingOptions(lm="absent")))
 
 
 def test_a_reader_that_is_left_ends_its_thread():

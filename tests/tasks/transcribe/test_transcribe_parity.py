@@ -6,10 +6,10 @@ from dataclasses import fields
 import pytest
 import torch
 
+from multimodal.tasks.transcribe.options import WhisperOptions, options_for
 from multimodal.tasks.transcribe.results import compression_ratio
 from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tasks.transcribe.whisper.decode import sampling_seed
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions, options_for
 from tests.helpers.tiny_whisper import COMMON, KEYS, THEIR_WARNINGS, sound, whispers
 
 pytestmark = THEIR_WARNINGS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.tasks.transcribe.whisper.options import CtcOptions, VadOptions, WhisperOptions, options_for
+from multimodal.tasks.transcribe.options import RecognizerOptions, VadOptions, WhisperOptions, options_for
 from tests.helpers.tiny_whisper import tiny_hybrid, whispers
 
 pytestmark = [
@@ -25,7 +25,7 @@ def test_defaults_that_stand_elsewhere_are_the_same():
     assert (changed.threshold, changed.speech_pad_ms) == (0.3, 20.0)
 
 
-@pytest.mark.parametrize("kind", [WhisperOptions, CtcOptions])
+@pytest.mark.parametrize("kind", [WhisperOptions, RecognizerOptions])
 def test_every_default_is_a_value_that_may_be_given(kind):
     defaults = {name: own.default for name, own in kind.declared.items()}
     assert kind.checked(defaults) == defaults
@@ -78,7 +78,7 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
         ({"compute_type": "int4"}, "compute_type"),
         ({"on_truncated": "ignore"}, "on_truncated"),
         ({"vad_filter": True, "vad_threshold": 2.0}, "vad_threshold"),
-        ({"lm": "x.arpa"}, "lm is for CTC models"),
+        ({"lm": "x.arpa"}, "lm is for models other than Whisper"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_in_one_line(options, message):
@@ -90,7 +90,7 @@ def test_options_that_make_no_sense_are_refused_in_one_line(options, message):
 def test_a_ctc_model_has_its_own_options():
     joint = tiny_hybrid()
     found = options_for(joint, {"beam_size": 2, "temperature": 0, "initial_prompt": None, "batched": True})
-    assert found == CtcOptions(beam_size=2)
+    assert found == RecognizerOptions(beam_size=2)
     for name, value in (("initial_prompt", "x"), ("temperature", 0.5), ("hotwords", "a"), ("best_of", 2)):
         with pytest.raises(UsageError, match=f"{name} is for Whisper models, not for joint.*got {value!r}"):
             options_for(joint, {name: value})
@@ -116,11 +116,11 @@ def test_a_cards_faults_are_the_checkpoints(table, message):
 def test_a_card_names_a_shipped_language_model_and_the_caller_another_or_none():
     joint, own = tiny_hybrid(), {"lm": "asr-lm-en", "lm_weight": 0.5, "lm_bonus": 1.0}
     joint = replace(joint, card={"transcribe": own})
-    assert options_for(joint, {}) == CtcOptions(**own)
-    assert options_for(joint, {"lm_weight": 0.2}) == CtcOptions(**own | {"lm_weight": 0.2})
-    assert options_for(joint, {"beam_size": 1}) == CtcOptions(beam_size=1)
-    assert options_for(joint, {"lm": None}) == CtcOptions()
-    assert options_for(joint, {"lm": "words.arpa"}) == CtcOptions(lm="words.arpa")
+    assert options_for(joint, {}) == RecognizerOptions(**own)
+    assert options_for(joint, {"lm_weight": 0.2}) == RecognizerOptions(**own | {"lm_weight": 0.2})
+    assert options_for(joint, {"beam_size": 1}) == RecognizerOptions(beam_size=1)
+    assert options_for(joint, {"lm": None}) == RecognizerOptions()
+    assert options_for(joint, {"lm": "words.arpa"}) == RecognizerOptions(lm="words.arpa")
     with pytest.raises(UsageError, match="asr-lm-en: needs a beam_size above 1"):
         options_for(joint, {"lm": "asr-lm-en", "beam_size": 1})
     for other in ("words.arpa", "owner/name", "/tmp"):

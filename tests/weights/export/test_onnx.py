@@ -21,7 +21,7 @@ from multimodal.export.onnx import quantize
 from multimodal.export.parts import graphs_of
 from multimodal.models.clip import CLIP
 from multimodal.tasks.transcribe.conformer.decode import decode_windows
-from multimodal.tasks.transcribe.whisper.options import HybridOptions
+from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.commands import run
 from tests.helpers.tiny import ALL, CLIPS, made, randomized
@@ -71,7 +71,7 @@ def test_a_recognizer_hears_the_same_text(tmp_path):
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
         file.writeframes(samples.tobytes())
-    (heard,) = decode_windows([torch.from_numpy(samples / 32768).float()], source, HybridOptions(beam_size=1))
+    (heard,) = decode_windows([torch.from_numpy(samples / 32768).float()], source, SpeechDecodingOptions(beam_size=1))
     assert heard.ids
     assert client_of(tmp_path / "out").transcribe(tmp_path / "a.wav") == BYTES.decode(heard.ids).strip()
 

@@ -8,7 +8,7 @@ import torch
 
 from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerEncoder
-from multimodal.tasks.transcribe.whisper.options import options_for
+from multimodal.tasks.transcribe.options import options_for
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
 from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI, released_tokenizer
 from tests.helpers.parity import record

@@ -47,7 +47,7 @@ def ours(model: TextTransformer, ids: Tensor) -> dict[str, Tensor]:
         return made
     logits = model.logits(states)
     every = torch.ones_like(ids[:, 1:], dtype=torch.bool)
-    return made | {"logits": logits, "loss": token_loss(logits[:, :-1], ids[:, 1:], every)}
+    return made | {"logits": logits, "loss": token_loss(logits[:, :-1], ids[:, 1:], every) / every.sum()}
 
 
 @torch.no_grad()

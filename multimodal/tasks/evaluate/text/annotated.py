@@ -32,7 +32,7 @@ def evaluate_tagging(checkpoint: Checkpoint, data: Path, limit: int | None = Non
     return {"texts": len(texts), **entity_scores([text.tags for text in texts], found)}
 
 
-def evaluate_answers(checkpoint: Checkpoint, data: Path, limit: int | None = None) -> dict[str, float]:
+def evaluate_questions(checkpoint: Checkpoint, data: Path, limit: int | None = None) -> dict[str, float]:
     """Exact match and F1 of a model that finds answers (see `read_questions`). Where some questions have none, the
     model may answer so. Raises as `evaluate_tagging` does."""
     reader(checkpoint)

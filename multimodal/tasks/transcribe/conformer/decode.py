@@ -19,7 +19,7 @@ from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.ctc import ctc_greedy
 from multimodal.decoding.ctc_prefix import CTCPrefixScorer
 from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, ShallowFusion, WordStarts
-from multimodal.decoding.ngram import ngram_scorer
+from multimodal.decoding.ngram import WordScorer, read_arpa
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.conformer import ConformerCTC
@@ -30,7 +30,7 @@ from multimodal.system.assets import model_path
 from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts, prompt_of
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
-from multimodal.tasks.transcribe.whisper.options import HybridOptions
+from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, wave_level
 from multimodal.tokens.audio.features import speech_features
 from multimodal.tokens.text.hub.recognizers import WithEnd
@@ -58,18 +58,19 @@ class HybridBeam(NamedTuple):
     lm_bonus: float = 0.0
 
 
-class CtcTranscription(NamedTuple):
+class WindowTranscript(NamedTuple):
     """Text of one window; word times in seconds from its beginning.
 
-    `avg_logprob`: log-probability of the CTC best path per token, counting the end as one; independent of beam and
-    language model. `no_speech_prob`: CTC probability of an empty text."""
+    `avg_logprob`: log-probability per token, counting the end as one; with a CTC that of its best path, independent of
+    beam and language model. `no_speech_prob`: probability of an empty text. `cut`: at the most tokens of a window."""
 
     ids: list[int]
     words: list[WordTiming]
     avg_logprob: float
     no_speech_prob: float
+    cut: bool = False
 
-    def snap_to_audio(self, wave: Float[Tensor, "T"]) -> "CtcTranscription":
+    def snap_to_audio(self, wave: Float[Tensor, "T"]) -> "WindowTranscript":
         """Snap the word times to the window's audio."""
         return self._replace(words=snap_to_audio(self.words, wave_level(wave)))
 
@@ -81,8 +82,8 @@ class CtcTranscription(NamedTuple):
 
 @torch.inference_mode()
 def decode_windows(
-    waves: list[Tensor], checkpoint: Checkpoint, options: HybridOptions | None = None
-) -> list[CtcTranscription]:
+    waves: list[Tensor], checkpoint: Checkpoint, options: SpeechDecodingOptions | None = None
+) -> list[WindowTranscript]:
     """Transcribe each waveform (16 kHz). Results do not depend on the batch."""
     model: ConformerCTC | Transducer | SpeechSeq2Seq = checkpoint.model
     device, encoder = next(model.parameters()).device, model.config.encoder
@@ -93,21 +94,21 @@ def decode_windows(
     ]
     encoded = [model.encode(*batch) for batch in features]
     frames = [row[:count] for rows, _, counts in encoded for row, count in zip(rows, counts.tolist(), strict=True)]
-    decoded = decode_frames(frames, checkpoint, options or HybridOptions())
+    decoded = decode_frames(frames, checkpoint, options or SpeechDecodingOptions())
     return [one.snap_to_audio(wave) for one, wave in zip(decoded, waves, strict=True)]
 
 
 @torch.inference_mode()
 def decode_frames(
-    encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: HybridOptions
-) -> list[CtcTranscription]:
+    encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: SpeechDecodingOptions
+) -> list[WindowTranscript]:
     """Transcribe the encoder's frames of each window."""
     model: ConformerCTC | Transducer | SpeechSeq2Seq = checkpoint.model
     if isinstance(model, Transducer):
         return _by_transducer(model, encoded, checkpoint, options)
     if isinstance(model, SpeechSeq2Seq):
         texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options)
-        return [CtcTranscription(*one) for one in texts]
+        return [WindowTranscript(*one) for one in texts]
     blank = model.config.blank
     # window by window: the last bits of a matrix product may depend on its number of rows
     logprobs = [model.ctc_logits(frames[None])[0].float().log_softmax(-1) for frames in encoded]
@@ -127,26 +128,26 @@ def decode_frames(
             texts[row] = ids
     seconds, tokenizer = model.config.encoder.seconds, tokenizer_of(checkpoint)
     return [
-        CtcTranscription(ids, ctc_words(own, ids, tokenizer, blank, seconds), score, no_speech)
+        WindowTranscript(ids, ctc_words(own, ids, tokenizer, blank, seconds), score, no_speech)
         for ids, own, score, no_speech in zip(texts, logprobs, scores, empty, strict=True)
     ]
 
 
 def _by_transducer(
-    model: Transducer, encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: HybridOptions
-) -> list[CtcTranscription]:
+    model: Transducer, encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: SpeechDecodingOptions
+) -> list[WindowTranscript]:
     options, fuse = with_language_model(checkpoint, options), None
     if options.lm is not None:
         device = next(model.parameters()).device
         fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts, device)
     beams = options.beam_size or (5 if fuse is not None else 1)
-    return [CtcTranscription(*one) for one in decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)]
+    return [WindowTranscript(*one) for one in decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)]
 
 
-Options = TypeVar("Options", bound=HybridOptions)
+Options = TypeVar("Options", bound=SpeechDecodingOptions)
 
 
-def beam_of(checkpoint: Checkpoint, options: HybridOptions) -> HybridBeam | None:
+def beam_of(checkpoint: Checkpoint, options: SpeechDecodingOptions) -> HybridBeam | None:
     """Beam search settings for a model; None: CTC best path. Raises as `language_model`."""
     attends = checkpoint.model.decoder is not None
     size = options.beam_size or (5 if attends or options.lm is not None else 1)
@@ -177,7 +178,7 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
     if not model_path(path).exists():
         raise UsageError(f"{path}: does not exist", argument="lm")
     if path.endswith((".arpa", ".arpa.gz")):
-        return ngram_scorer(path, tokenizer)
+        return WordScorer(read_arpa(path), tokenizer)
     lm = load(path)
     if not isinstance(lm.model, TextTransformer) or not lm.model.config.causal or lm.model.config.tied is None:
         raise CheckpointError(f"lm {path}: expected a causal text model with logits, got {lm.kind}")
@@ -232,7 +233,7 @@ def hybrid_beam_search(
         step, cache = partial(_uniform, tokenizer.vocab_size), Cache(0)
     else:
         limits = [min(model.decoder.config.context - 1, limit) for limit in limits]
-        step = sampling.cross_attention_step(model.attend, frames, padding(lengths, frames.shape[1]))
+        step = sampling.cross_attention_step(model.decode, frames, padding(lengths, frames.shape[1]))
         cache = model.decoder.new_cache()
     return beam_search(
         step, prompt, cache, eos=tokenizer.eos_id, max_new=limits, beams=options.size, patience=math.inf,

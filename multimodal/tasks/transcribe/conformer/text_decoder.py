@@ -13,13 +13,13 @@ from multimodal.decoding.beam_search import beam_search
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.speech.canary import Canary
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
-from multimodal.tasks.transcribe.whisper.options import HybridOptions
+from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 ENGLISH = "en"
-# the most that Moonshine's authors let it write (config of `generate` on its cards); a loop is longer
-TOKENS_PER_SECOND = 6.5
+# the most that Moonshine's authors let it write on the cards of its languages (6.5 of English); a loop is longer
+TOKENS_PER_SECOND = 13
 MORE_THAN_FRAMES = 50  # tokens that Canary may write beyond its frames (NeMo's max_generation_delta)
 # of canary-1b-v2 and the flash models, and of the first canary-1b: as NeMo's prompt formatters canary2 and canary
 PROMPTS = (
@@ -29,14 +29,14 @@ PROMPTS = (
 )  # fmt: skip
 
 
-def check_options(source: str, options: HybridOptions) -> None:
+def check_options(source: str, options: SpeechDecodingOptions) -> None:
     """Raise UsageError for what needs the frame of each token."""
     for name in ("word_timestamps", "lm"):
         if getattr(options, name):
             raise UsageError(f"{source} has no CTC, which this needs", argument=name)
 
 
-def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: HybridOptions) -> list[int]:
+def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: SpeechDecodingOptions) -> list[int]:
     """Ids that a text begins with. Raises UsageError for a language that Canary lacks, CheckpointError for a tokenizer
     without its prompt."""
     if not isinstance(model, Canary):
@@ -61,16 +61,17 @@ def languages(names: Mapping[str, int]) -> list[str]:
 
 
 def decode_texts(
-    model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer, options: HybridOptions
-) -> list[tuple[list[int], list[WordTiming], float, float]]:
-    """Ids, the text as one word over the window, average log-probability with the end and probability of no text."""
+    model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer, options: SpeechDecodingOptions
+) -> list[tuple[list[int], list[WordTiming], float, float, bool]]:
+    """Ids, the text as one word over the window, average log-probability with the end, probability of no text, and
+    whether the text was cut."""
     prompt = prompt_of(model, tokenizer, options)
     return [_decoded(model, frames, tokenizer, prompt, options.beam_size or 1) for frames in encoded]
 
 
 def _decoded(
     model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, start: list[int], beams: int
-) -> tuple[list[int], list[WordTiming], float, float]:
+) -> tuple[list[int], list[WordTiming], float, float, bool]:
     config, seconds = model.config, len(frames) * model.config.encoder.seconds
     step = sampling.cross_attention_step(model.decode, frames[None])
     prompt = torch.tensor([start], device=frames.device)
@@ -83,4 +84,4 @@ def _decoded(
     ids, score = found.ids[0], found.logprobs[0] / (len(found.ids[0]) + 1)
     empty = model.decode(prompt, frames[None])[0, -1].float().softmax(-1)[config.end_id]
     word = WordTiming(f" {tokenizer.decode(ids).strip()}", ids, 0.0, seconds, math.exp(score))
-    return ids, [word] if word.word.strip() else [], score, float(empty)
+    return ids, [word] if word.word.strip() else [], score, float(empty), len(ids) == limits["max_new"]

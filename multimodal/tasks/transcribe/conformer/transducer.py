@@ -23,14 +23,6 @@ def fused(lm: LanguageModel, weight: float, bonus: float, starts: WordStarts, de
     return fuse
 
 
-def decode_frames_of(
-    model: Transducer, frames: Float[Tensor, "T J"], beams: int, fuse: Fuse | None
-) -> tuple[TransducerPath, float, float]:
-    """The path, its average log-probability per token with the end counted as one, and the probability of no text."""
-    path = transducer_greedy(model, frames) if beams == 1 else transducer_beam(model, frames, beams, fuse)
-    return path, path.logprob / (len(path.ids) + 1), no_text_probability(model, frames)
-
-
 def transducer_words(path: TransducerPath, tokenizer: Tokenizer, frame_seconds: float) -> list[WordTiming]:
     """Words from the first to the last frame of their tokens, in seconds; probabilities averaged over tokens."""
     timings, first = [], 0
@@ -45,9 +37,11 @@ def transducer_words(path: TransducerPath, tokenizer: Tokenizer, frame_seconds: 
 def decode_all(
     model: Transducer, encoded: Sequence[Float[Tensor, "_ J"]], tokenizer: Tokenizer, beams: int, fuse: Fuse | None
 ) -> list[tuple[list[int], list[WordTiming], float, float]]:
-    """Ids, words, average log-probability and probability of no text of each window."""
+    """Ids, words, average log-probability per token with the end counted as one, and probability of no text of each
+    window."""
     seconds, made = model.config.encoder.seconds, []
     for frames in encoded:
-        path, score, empty = decode_frames_of(model, frames, beams, fuse)
-        made.append((path.ids, transducer_words(path, tokenizer, seconds), score, empty))
+        path = transducer_greedy(model, frames) if beams == 1 else transducer_beam(model, frames, beams, fuse)
+        score = path.logprob / (len(path.ids) + 1)
+        made.append((path.ids, transducer_words(path, tokenizer, seconds), score, no_text_probability(model, frames)))
     return made

@@ -1,6 +1,7 @@
 """Hybrid CTC/attention Conformer over the windows of a recording; segments are cut at pauses between words."""
 
 import math
+import warnings
 from collections.abc import Generator, Iterator
 from itertools import pairwise
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.tasks.transcribe.conformer.decode import CtcTranscription, HybridOptions, tokenizer_of
+from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, tokenizer_of
+from multimodal.tasks.transcribe.options import LONGEST_WINDOW, RecognizerOptions, SpeechDecodingOptions
 from multimodal.tasks.transcribe.results import Transcription, compression_ratio
 from multimodal.tasks.transcribe.timeline import Span
-from multimodal.tasks.transcribe.whisper.options import LONGEST_WINDOW, CtcOptions
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.audio.levels import SILENT
 from multimodal.tokens.audio.log_mel import HOP, RATE
@@ -38,9 +39,10 @@ def longest(checkpoint: Checkpoint) -> int:
 
 
 def stream(
-    start: int, wave: Float[Tensor, "T"], checkpoint: Checkpoint, options: CtcOptions
-) -> Generator[Tensor, CtcTranscription, Transcription]:
-    """Transcribe one window that begins at sample `start` of its recording; requests at most one decoding.
+    start: int, wave: Float[Tensor, "T"], checkpoint: Checkpoint, options: RecognizerOptions, name: str
+) -> Generator[Tensor, WindowTranscript, Transcription]:
+    """Transcribe one window that begins at sample `start` of the recording `name`; requests at most one decoding, and
+    warns of a text that was cut.
 
     Its coverage is one span: transcribed, "silence" (digital silence) or "no_speech" (the model's gates, or no
     text)."""
@@ -59,11 +61,14 @@ def stream(
         if text.strip() and not is_unlikely(decoded, options):
             result.segments, skipped = list(_segments(decoded, first, last, options)), None
             result.tokens = [token for segment in result.segments for token in segment["tokens"]]
+            if decoded.cut:
+                where = f"{name}: {first:.2f} to {last:.2f} seconds"
+                warnings.warn(f"{where}: the text was cut at {len(decoded.ids)} tokens, its limit", stacklevel=2)
     result.coverage.append(Span(start, start + len(wave), skipped))
     return result
 
 
-def is_unlikely(decoded: CtcTranscription, options: HybridOptions) -> bool:
+def is_unlikely(decoded: WindowTranscript, options: SpeechDecodingOptions) -> bool:
     """Return True if a threshold of the options rejects the text."""
     if options.no_speech_threshold is not None and decoded.no_speech_prob > options.no_speech_threshold:
         return True
@@ -73,7 +78,7 @@ def is_unlikely(decoded: CtcTranscription, options: HybridOptions) -> bool:
 
 
 def _segments(
-    decoded: CtcTranscription, first: float, last: float, options: HybridOptions
+    decoded: WindowTranscript, first: float, last: float, options: SpeechDecodingOptions
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     def within(start: float, end: float) -> dict[str, float]:
         """Times in the recording, to the millisecond but not beyond the window."""

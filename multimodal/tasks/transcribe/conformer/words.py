@@ -27,7 +27,7 @@ def ctc_words(
     the frames, with probability 0."""
     words, spans = split_on_spaces(tokenizer, ids), align_tokens(logprobs, ids, blank)
     if spans is None:
-        return spread(words, 0.0, len(logprobs) * frame_seconds)
+        return spread(words, len(logprobs) * frame_seconds)
     timings, first = [], 0
     for text, part in words:
         own = spans[first : first + len(part)]

@@ -16,9 +16,9 @@ from multimodal.errors import CheckpointError
 from multimodal.inference import cuda_graphs
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
+from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.results import compression_ratio
 from multimodal.tasks.transcribe.whisper.language import language_probabilities
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper.words import alignment_heads, find_alignment
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -165,7 +165,7 @@ def token_logprobs(model: Whisper, prompt: list[int], tokens: list[int], feature
         return []
     ids = torch.tensor([[*prompt, *tokens]], device=features.device)
     logits = model.decoder(ids[:, :-1], features[None], last=len(tokens))[0].float()
-    return logits.log_softmax(-1).gather(1, ids[0, -len(tokens) :, None])[:, 0].tolist()
+    return sampling.logprobs_of(logits, ids[0, -len(tokens) :]).tolist()
 
 
 def _unpadded(

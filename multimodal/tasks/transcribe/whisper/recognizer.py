@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, survey
-from multimodal.tasks.transcribe.conformer.decode import CtcTranscription
+from multimodal.tasks.transcribe.conformer.decode import WindowTranscript
+from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.sessions import whisper_language
 from multimodal.tasks.transcribe.whisper.decode import (
     Decode,
@@ -19,7 +20,6 @@ from multimodal.tasks.transcribe.whisper.decode import (
     model_and_tokenizer,
     sampling_seed,
 )
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper.windows import DecoderPrompt, fallback_reason, is_silent
 from multimodal.tasks.transcribe.whisper.words import STRIDE
 from multimodal.tasks.transcribe.word_times import WordTiming
@@ -36,14 +36,14 @@ class WhisperRecognizer:
         self.quick = self.options.replace(beam_size=None, temperature=self.options.temperature[:1])
         self.language = whisper_language(checkpoint, options)
 
-    def partial(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+    def partial(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         return self._decoded(wave, self.quick)
 
-    def final(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+    def final(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         return self._decoded(wave, self.options)
 
     @torch.inference_mode()
-    def _decoded(self, wave: Tensor, options: WhisperOptions) -> CtcTranscription:
+    def _decoded(self, wave: Tensor, options: WhisperOptions) -> WindowTranscript:
         model, tokenizer = model_and_tokenizer(self.checkpoint)
         encoder, source = model.config.encoder, AudioSource(wave, quiet=True)
         overview = survey(source, bands=encoder.bands, device=model.encoder.positions.device)
@@ -59,7 +59,7 @@ class WhisperRecognizer:
                 break
         ids = [] if is_silent(result, options) else [token for token in result.tokens if token < tokenizer.eot]
         whole = WordTiming("", [], 0.0, len(wave) / RATE, 1.0)
-        return CtcTranscription(ids, [whole], result.avg_logprob, result.no_speech_prob)
+        return WindowTranscript(ids, [whole], result.avg_logprob, result.no_speech_prob)
 
     def _identified(self, features: Tensor, languages: Sequence[str] | None) -> str:
         (found,) = identify(self.checkpoint, self.options, [Identify(features)])

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from multimodal.system.journal import NO_JOURNAL, JournalPart
 from multimodal.system.records import to_record
+from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.results import Transcription
 from multimodal.tasks.transcribe.timeline import FRAMES_PER_SECOND, Span, overlaid
 from multimodal.tasks.transcribe.whisper import hallucination
 from multimodal.tasks.transcribe.whisper.decode import Align, Decode, DecodingResult, Encode, Identify, sampling_seed
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper.repetition import BY_TOKEN, remove_repetitions
 from multimodal.tasks.transcribe.whisper.words import STRIDE, add_words
 from multimodal.tasks.transcribe.word_times import mel_level, snap_to_audio
@@ -76,7 +76,7 @@ class WhisperTranscriber:
                     segments, seek, skipped = yield from self._window(seek, count)
                 seek = seek if seek > before else before + count  # without timestamp rules times may run backwards
                 end = min(seek, stop)
-                self.result.coverage += overlaid(before * HOP, end * HOP, None, skipped)
+                self.result.coverage += overlaid(before * HOP, end * HOP, skipped)
                 if self.options.vad_filter or self.options.batched:
                     within_clip(segments, before / FRAMES_PER_SECOND, stop / FRAMES_PER_SECOND)
                 self.result.segments += segments

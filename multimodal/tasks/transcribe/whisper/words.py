@@ -93,7 +93,7 @@ def find_alignment(
     if not words:
         return []
     if count < 1 or len(tokens) > model.config.decoder.context:
-        return spread(words, 0.0, frames * HOP / RATE if count else 0.0)
+        return spread(words, frames * HOP / RATE if count else 0.0)
     ids = torch.tensor([tokens], device=features.device)
     with _cross_attention(model, heads, count) as weights:
         logits = model.decoder(ids, features[None])[0, len(start) : -2, : tokenizer.eot]

@@ -70,7 +70,7 @@ class ReplacedTokens(Summed):
         result, real = run(self.model, batch), batch.valid
         return {
             "masked": F.cross_entropy(result.generator.float(), batch.targets, reduction="sum"),
-            "detect": detection_loss(result.detector, result.replaced, real, reduction="sum"),
+            "detect": detection_loss(result.detector, result.replaced, real),
         }
 
     def counts(self, batch: MaskedBatch) -> dict[str, int | Tensor]:

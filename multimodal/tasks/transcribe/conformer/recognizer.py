@@ -7,25 +7,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.models.conformer import ConformerCTC
-from multimodal.tasks.transcribe.conformer.decode import CtcTranscription, HybridOptions, decode_frames, decode_windows
-from multimodal.tasks.transcribe.whisper.options import WhisperOptions
-from multimodal.tasks.transcribe.whisper.recognizer import WhisperRecognizer
+from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, decode_frames, decode_windows
+from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.tokens.audio.log_mel import HOP, WINDOW, filterbank
 from multimodal.weights.folder import Checkpoint
 
-BEST_PATH = HybridOptions(beam_size=1)
+BEST_PATH = SpeechDecodingOptions(beam_size=1)
 
 
 class RedecodingRecognizer:
     """For a model whose frames depend on the whole utterance: encodes it again each time."""
 
-    def __init__(self, checkpoint: Checkpoint, options: HybridOptions):
+    def __init__(self, checkpoint: Checkpoint, options: SpeechDecodingOptions):
         self.checkpoint, self.options = checkpoint, options
 
-    def partial(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+    def partial(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         return decode_windows([wave], self.checkpoint, BEST_PATH)[0]
 
-    def final(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+    def final(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         return decode_windows([wave], self.checkpoint, self.options)[0]
 
 
@@ -33,18 +32,18 @@ class ChunkedRecognizer:
     """For a chunked model: encodes each sample once. The frames equal those of the whole utterance; a dynamic model
     sees the utterance whole at its end."""
 
-    def __init__(self, checkpoint: Checkpoint, options: HybridOptions):
+    def __init__(self, checkpoint: Checkpoint, options: SpeechDecodingOptions):
         self.checkpoint, self.options = checkpoint, options
         model: ConformerCTC = checkpoint.model
         self.bands, self.stream = model.config.encoder.bands, model.encoder.stream()
         self.features = self.samples = 0  # mel frames pushed, samples seen
         self.frames = model.ctc.weight.new_zeros(1, 0, model.config.encoder.width)
 
-    def partial(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+    def partial(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         self._push(wave, last=False)
         return decode_frames([self.frames[0]], self.checkpoint, BEST_PATH)[0]
 
-    def final(self, wave: Float[Tensor, "T"]) -> CtcTranscription:
+    def final(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         """Ends the stream. An utterance that was cut shorter than what has been seen is encoded again."""
         if len(wave) < self.samples or not self.checkpoint.model.encoder.chunked:
             return RedecodingRecognizer(self.checkpoint, self.options).final(wave)
@@ -54,21 +53,10 @@ class ChunkedRecognizer:
     @torch.inference_mode()
     def _push(self, wave: Tensor, last: bool) -> None:
         fresh = wave[self.features * HOP :]
-        features = torch.zeros(0, self.bands)
+        features = torch.zeros(0, self.bands, dtype=torch.float32, device="cpu")
         # audio shorter than a window makes a frame only if there is nothing else
         if len(fresh) >= WINDOW or (last and not self.features):
             features = filterbank(fresh, self.bands)
         self.features, self.samples = self.features + len(features), len(wave)
         new = self.stream.push(features[None].to(self.frames.device), last)
         self.frames = torch.cat([self.frames, new.to(self.frames.dtype)], 1)
-
-
-Recognizer = RedecodingRecognizer | ChunkedRecognizer | WhisperRecognizer
-
-
-def new_recognizer(checkpoint: Checkpoint, options: HybridOptions | WhisperOptions) -> Recognizer:
-    """A recognizer for a new utterance."""
-    if isinstance(options, WhisperOptions):
-        return WhisperRecognizer(checkpoint, options)
-    kind = ChunkedRecognizer if checkpoint.model.config.encoder.chunk else RedecodingRecognizer
-    return kind(checkpoint, options)

@@ -1,4 +1,4 @@
-"""Options of transcription: of all speech models, of Whisper and of CTC models, of live audio, of voice activity."""
+"""Options of transcription: of all speech models, of Whisper and of the others, of live audio, of voice activity."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -93,8 +93,8 @@ class VadOptions(OptionSet):
 
 
 class SpeechOptions(OptionSet):
-    """Options of every speech model. `vad_*` as in faster-whisper. `beam_size` None: greedy for Whisper; for CTC models
-    see `HybridOptions`."""
+    """Options of every speech model. `vad_*` as in faster-whisper. `beam_size` None: greedy for Whisper; for other
+    models see `SpeechDecodingOptions`."""
 
     language: str | None = option(None, "code or English name (default: detected, where the model has several)",
                                   read=_language)  # fmt: skip
@@ -107,7 +107,7 @@ class SpeechOptions(OptionSet):
                                   "probability in its frames")  # fmt: skip
     clip_timestamps: Sequence[float] = option((0.0,), "transcribe only these spans, in seconds (default: 0)", "S,E,…",
                                               read=_clips)  # fmt: skip
-    vad_filter: bool = option(False, "decode only what sounds like speech (default: True for CTC models, else False)")
+    vad_filter: bool = option(False, "decode only what sounds like speech (default: False for Whisper, else True)")
     vad_threshold: float = VadOptions.threshold.but(0.5, above=False)  # 0, for live audio: all is speech
     vad_min_speech_duration_ms: float = VadOptions.min_speech_duration_ms
     vad_max_speech_duration_s: float = VadOptions.max_speech_duration_s
@@ -170,9 +170,10 @@ class WhisperOptions(SpeechOptions):
     seed: int = option(0, "of the sampling, the same in any order of files", "N", low=0)
 
 
-class HybridOptions(OptionSet):
-    """`beam_size` 1 is the CTC best path. None: 5 where there is an attention decoder or a language model, whose error
-    rate is a third to a half lower, else 1; without the decoder a beam is a CTC prefix beam.
+class SpeechDecodingOptions(OptionSet):
+    """Decoding of a window by a model other than Whisper. `beam_size` 1 is the CTC best path. None: 5 where there is an
+    attention decoder or a language model, whose error rate is a third to a half lower, else 1; without the decoder a
+    beam is a CTC prefix beam.
 
     `lm`: a shipped model or a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file
     (.arpa, .arpa.gz), which each call reads again, or what `with_language_model` has loaded of it for several calls. A
@@ -200,22 +201,23 @@ class HybridOptions(OptionSet):
             raise UsageError(f"{self.lm}: needs a beam_size above 1", argument="lm")
 
 
-class CtcOptions(SpeechOptions, HybridOptions):
-    """Options of the joint CTC/attention model; it has no token for silence, so voice activity detection gates it."""
+class RecognizerOptions(SpeechOptions, SpeechDecodingOptions):
+    """Options of speech models other than Whisper, which have no token for silence: voice activity detection gates
+    them."""
 
     vad_filter: bool = SpeechOptions.vad_filter.but(True)
     target_language: str | None = option(None, "of a translation by Canary, code or English name (default: English)",
                                          read=_language)  # fmt: skip
 
     def check(self) -> None:
-        HybridOptions.check(self)
+        SpeechDecodingOptions.check(self)
         if self.target_language is not None and self.task != "translate":
             raise UsageError(f"needs task translate (got {self.task!r})", argument="target_language")
 
 
 def _decoding(value: Any) -> Any:
-    if not isinstance(value, HybridOptions | WhisperOptions):
-        raise UsageError(f"must be HybridOptions or WhisperOptions (got {value!r:.40})")
+    if not isinstance(value, SpeechDecodingOptions | WhisperOptions):
+        raise UsageError(f"must be SpeechDecodingOptions or WhisperOptions (got {value!r:.40})")
     return value
 
 
@@ -230,14 +232,14 @@ class LiveOptions(OptionSet):
     silence: float = option(0.6, low=0.1, high=10)
     longest: float = option(LONGEST_WINDOW, low=2, high=30)
     threshold: float = SpeechOptions.vad_threshold
-    decode: HybridOptions | WhisperOptions | None = option(None, read=_decoding)
+    decode: SpeechDecodingOptions | WhisperOptions | None = option(None, read=_decoding)
 
     def check(self) -> None:
         if self.step > self.longest:
             raise UsageError(f"must be at most longest, {self.longest:g} seconds (got {self.step:g})", argument="step")
 
 
-def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOptions | CtcOptions:
+def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOptions | RecognizerOptions:
     """`given` options, else those of the model's card under "transcribe", else the defaults.
 
     Raises UsageError for a name that is unknown or for another kind of model, or a bad value; CheckpointError for such
@@ -274,13 +276,13 @@ def _fitting(defaults: dict[str, Any], chosen: Mapping[str, Any], source: str) -
     return {name: value for name, value in defaults.items() if name not in ("lm", "lm_weight", "lm_bonus")}
 
 
-def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
+def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[RecognizerOptions]:
     kinds = {
         "speech_to_text": WhisperOptions,
-        "joint_conformer": CtcOptions,
-        "transducer": CtcOptions,
-        "moonshine": CtcOptions,
-        "canary": CtcOptions,
+        "joint_conformer": RecognizerOptions,
+        "transducer": RecognizerOptions,
+        "moonshine": RecognizerOptions,
+        "canary": RecognizerOptions,
     }
     if checkpoint.kind not in kinds:
         raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
@@ -289,7 +291,7 @@ def _kind(checkpoint: "Checkpoint") -> type[WhisperOptions] | type[CtcOptions]:
 
 def _is_off(name: str, value: Any) -> bool:
     """Return True if the value of an option of the other kind of model asks for nothing."""
-    if name not in WhisperOptions.declared | CtcOptions.declared:
+    if name not in WhisperOptions.declared | RecognizerOptions.declared:
         return False
     if name == "batched":  # a CTC model's windows are independent anyway
         return isinstance(value, bool)
@@ -297,14 +299,14 @@ def _is_off(name: str, value: Any) -> bool:
 
 
 def _refusal(name: str, value: Any, own: type[SpeechOptions], source: str) -> UsageError:
-    for label, kind in (("Whisper models", WhisperOptions), ("CTC models", CtcOptions)):
+    for label, kind in (("Whisper models", WhisperOptions), ("models other than Whisper", RecognizerOptions)):
         if name in kind.declared:
             return UsageError(f"is for {label}, not for {source} (got {value!r})", argument=name)
     known = ", ".join(sorted(own.declared))
     return UsageError(f"option {name!r}: unknown{did_you_mean(name, own.declared)} (known: {known})")
 
 
-def _check_combination(result: WhisperOptions | CtcOptions) -> None:
+def _check_combination(result: WhisperOptions | RecognizerOptions) -> None:
     """Raises UsageError for values that contradict each other."""
     if result.vad_filter:
         result.vad()  # checks its own limits
