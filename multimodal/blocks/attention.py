@@ -93,8 +93,8 @@ class Attention(nn.Module):
     def project(self, x: Tensor, source: Tensor | None, rotate: Callable | None, cache: LayerCache | None) -> QKV:
         query = self._normed(self.query(x), self.query_norm)
         query = rotate(query) if rotate else query
-        if source is not None and cache is not None and (key := cache.key) is not None:
-            return query, key, cache.value
+        if source is not None and cache is not None and cache.known:
+            return query, cache.key, cache.value
         key, value = self.keys_values(x if source is None else source)
         key = rotate(key) if rotate else key
         return query, *((key, value) if cache is None else cache.append(key, value))

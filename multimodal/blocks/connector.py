@@ -67,7 +67,9 @@ class Connector(nn.Module):
         super().__init__()
         self.config = config
         self.norm = nn.LayerNorm(config.source, eps=config.norm_eps) if config.norm else None
-        self.queries = nn.Parameter(_queries(config)) if config.queries else None
+        self.queries = (
+            nn.Parameter(torch.empty(config.queries, config.inner).normal_(std=0.02)) if config.queries else None
+        )
         self.resampler = Stack(config.resampler) if config.resampler is not None else None
         self.up = nn.Linear(config.inner, config.hidden, bias=config.bias) if config.hidden else None
         self.out = nn.Linear(config.hidden or config.inner, config.width, bias=config.bias)
@@ -103,7 +105,3 @@ def pixel_shuffle(x: Float[Tensor, "B N S"], grid: tuple[int, int], side: int) -
         raise ValueError(f"{x.shape[1]} patches in a grid of {rows} x {columns} cannot merge by {side}")
     squares = x.unflatten(1, (rows // side, side, columns // side, side))
     return squares.transpose(2, 3).flatten(3).flatten(1, 2)
-
-
-def _queries(config: ConnectorConfig) -> Float[Tensor, "Q E"]:
-    return nn.init.normal_(nn.Linear(config.inner, config.queries, bias=False).weight.detach().clone(), std=0.02)

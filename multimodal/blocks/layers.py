@@ -72,9 +72,9 @@ class FeedForward(nn.Module):
 class LayerScale(nn.Module):
     """A learned gain per channel on a residual branch (Touvron et al. 2021)."""
 
-    def __init__(self, width: int, value: float = 1e-5):
+    def __init__(self, width: int):
         super().__init__()
-        self.gain = nn.Parameter(torch.full((width,), value))
+        self.gain = nn.Parameter(torch.full((width,), 1e-5))
 
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         return x * self.gain

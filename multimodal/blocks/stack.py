@@ -150,7 +150,7 @@ class Block(nn.Module):
         if self.own_feed is not None:
             x = self.own_feed_branch(x, self.own_feed)
         if self.cross is not None:
-            known = crossed is not None and crossed.key is not None
+            known = crossed is not None and crossed.known
             if self.source_norm is not None and not known:
                 source = self.source_norm(source)
             sources = (crossed.key if known else source).shape[0]

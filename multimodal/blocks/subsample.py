@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from multimodal.blocks.masks import padding
+
 PART = 6000  # frames, a minute
 CACHED = 1 << 20  # numbers of the first convolution that stay in a processor's cache
 
@@ -81,7 +83,7 @@ class Subsample(nn.Module):
 
     @staticmethod
     def _zeroed(x: Float[Tensor, "B C F M"], lengths: Int[Tensor, "B"]) -> Float[Tensor, "B C F M"]:
-        valid = torch.arange(x.shape[2], device=x.device) < lengths[:, None]
+        valid = padding(lengths, x.shape[2])
         return torch.where(valid[:, None, :, None], x, 0)
 
 

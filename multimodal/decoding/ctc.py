@@ -4,13 +4,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multimodal.blocks.masks import padding
+
 
 def ctc_greedy(logits: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], blank: int) -> list[list[int]]:
     """Token ids of each row's best path: the winner of every frame, repeats merged and blanks removed.
 
     Ignores frames from `lengths` on. Scores may be logits or log-probabilities."""
     winners = logits.argmax(-1)
-    kept = (torch.arange(winners.shape[1], device=winners.device) < lengths[:, None]) & (winners != blank)
+    kept = padding(lengths, winners.shape[1]) & (winners != blank)
     kept[:, 1:] &= winners[:, 1:] != winners[:, :-1]
     winners = torch.where(kept, winners, -1).cpu()  # the only wait for a GPU
     kept = winners >= 0

@@ -32,15 +32,15 @@ class Graph:
     axes: dict[str, Axes] = field(default_factory=dict)
 
 
-class ImageEmbedding(nn.Module):
-    """Unit vectors of images."""
+class Method(nn.Module):
+    """Calls the method `name` of a model."""
 
-    def __init__(self, model: CLIP):
+    def __init__(self, model: nn.Module, name: str):
         super().__init__()
-        self.model = model
+        self.model, self.name = model, name
 
-    def forward(self, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
-        return self.model.encode_image(pixels)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return getattr(self.model, self.name)(*inputs)
 
 
 class TextEmbedding(nn.Module):

@@ -11,7 +11,7 @@ from multimodal.export.graphs import (
     Axes,
     Decoding,
     Graph,
-    ImageEmbedding,
+    Method,
     SourceEncoding,
     SpeechRecognition,
     TextEmbedding,
@@ -24,7 +24,6 @@ from multimodal.export.refusals import check_kind
 from multimodal.models.speech.wave_encoder import WaveEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.models.vit import ViT
 from multimodal.weights.folder import Checkpoint
 
 ROWS, SOURCE, PAST, TOKENS = 2, 6, 4, 3  # of the examples; lengths differ, so that no two are taken for one
@@ -61,16 +60,7 @@ def _check(config: TextConfig, source: str) -> None:
 def vit(checkpoint: Checkpoint) -> list[Graph]:
     model = checkpoint.model
     output = "logits" if model.config.classes else "image_features"
-    return [_image("model", model if model.config.pool != "none" else _Tokens(model), model.config, output)]
-
-
-class _Tokens(nn.Module):
-    def __init__(self, model: ViT):
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.model.tokens(pixels)
+    return [_image("model", model if model.config.pool != "none" else Method(model, "tokens"), model.config, output)]
 
 
 def _image(name: str, module: nn.Module, config: Any, output: str) -> Graph:
@@ -85,7 +75,7 @@ def clip(checkpoint: Checkpoint) -> list[Graph]:
     inputs = {"input_ids": ids, "attention_mask": valid_of(shape)}
     axes = {**dict.fromkeys(inputs, TEXT), "text_embeds": BATCH}
     return [
-        _image("vision_model", ImageEmbedding(model), model.config.image, "image_embeds"),
+        _image("vision_model", Method(model, "encode_image"), model.config.image, "image_embeds"),
         Graph("text_model", TextEmbedding(model), inputs, ("text_embeds",), axes),
     ]
 
@@ -130,7 +120,7 @@ def translator(checkpoint: Checkpoint) -> list[Graph]:
 def captioner(checkpoint: Checkpoint) -> list[Graph]:
     model, config = checkpoint.model, checkpoint.model.config.image
     inputs = {"pixel_values": torch.zeros(ROWS, config.channels, *config.image)}
-    return _pair(_Tokens(model.image), model.decoder, inputs, {"pixel_values": BATCH})
+    return _pair(Method(model.image, "tokens"), model.decoder, inputs, {"pixel_values": BATCH})
 
 
 def _pair(

@@ -25,7 +25,8 @@ TOWERS: dict[type, type[nn.Module]] = {
 class CLIPConfig:
     """`embed`: width of the shared space. `loss`: `softmax` or `sigmoid` (with a logit bias).
 
-    `text_pool`: `eos` (the first `eos_id` of a row), `first` (Chinese-CLIP) or `last` position (SigLIP).
+    `text_pool`: `eos` (the first `eos_id` of a row), `first` (Chinese-CLIP) or `last` position (SigLIP),
+    `class` (CoCa's class token).
     `text_valid`: mask padding in the text tower (SigLIP and CLIP do not). `image_project`, `text_project`: a linear map
     after pooling (SigLIP's image tower has none). `text_bias`, `image_bias`: the map has a bias (SigLIP's text,
     MobileCLIP's image). `image_hidden`: width of a layer with GELU before the image's map; 0: none."""

@@ -20,10 +20,10 @@ from multimodal.models.vit import ViTConfig
 from multimodal.models.whisper import WhisperConfig, WhisperEncoderConfig
 
 
-def vit(width: int, layers: int, heads: int, patch: int, classes: int = 1000) -> ViTConfig:
+def vit(width: int, layers: int, heads: int, patch: int) -> ViTConfig:
     """Class token, four times the width inside, epsilon 1e-6."""
     stack = transformer(width, layers, heads, 4 * width, norm_eps=1e-6)
-    return ViTConfig((224, 224), patch, stack, "token", class_token=True, classes=classes)
+    return ViTConfig((224, 224), patch, stack, "token", class_token=True, classes=1000)
 
 
 def clip(width: int, layers: int, patch: int, text_width: int, embed: int) -> CLIPConfig:

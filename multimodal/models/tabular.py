@@ -1,6 +1,6 @@
 """FT-Transformer (Gorishniy et al. 2021): each column of a table becomes a token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -58,8 +58,7 @@ class FTTransformer(nn.Module):
         )
         self.register_buffer("shift", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
-        self.stack = Stack(config.stack)
-        self.stack.blocks[0].attention_branch.norm = nn.Identity()
+        self.stack = Stack(replace(config.stack, first_norm=False))
         self.head = nn.Linear(width, config.outputs)
 
     def forward(self, numbers: Float[Tensor, "B N"], categories: Int[Tensor, "B C"]) -> Float[Tensor, "B O"]:

@@ -79,11 +79,11 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
         raise error(f"{name}: cannot be opened ({cause.strerror})") from None
 
 
-def read_json(path: Path, error: type[MultimodalError] = CheckpointError) -> dict[str, Any]:
-    """The JSON object in a file. Raises `error` that names the file."""
-    value = read_json_value(path, error)
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises CheckpointError."""
+    value = read_json_value(path)
     if not isinstance(value, dict):
-        raise error(f"{path}: expected a JSON object (got {shown(value)})")
+        raise CheckpointError(f"{path}: expected a JSON object (got {shown(value)})")
     return value
 
 
@@ -92,18 +92,18 @@ def optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def read_json_value(path: Path, error: type[MultimodalError] = CheckpointError) -> Any:
-    """The JSON value in a file. Raises `error` that names the file."""
-    path = path_of(path, error)
+def read_json_value(path: Path) -> Any:
+    """The JSON value in a file. Raises CheckpointError."""
+    path = path_of(path, CheckpointError)
     try:
         if path.exists() and not path.is_file():
-            raise error(f"{path}: not a regular file (device, pipe or socket)")
+            raise CheckpointError(f"{path}: not a regular file (device, pipe or socket)")
         with path.open("rb") as file:
             data = file.read(MOST_JSON + 1)
     except OSError as cause:
         reason = "missing" if isinstance(cause, FileNotFoundError) else cause.strerror or cause
-        raise error(f"{path}: cannot be read as JSON ({reason})") from None
-    return parse_json(data, str(path), error)
+        raise CheckpointError(f"{path}: cannot be read as JSON ({reason})") from None
+    return parse_json(data, str(path))
 
 
 def parse_json(data: bytes | str, where: str, error: type[MultimodalError] = CheckpointError) -> Any:

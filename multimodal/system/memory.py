@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.errors import CheckpointError
 
 NO_MEMORY = "allocate memory|out of memory|Storage size calculation overflowed|ALLOC_FAILED"  # torch's RuntimeErrors
 # Bytes that a C library of glibc keeps for the next call once a block of them has been freed (mallopt(3), dynamic
@@ -33,13 +33,13 @@ def out_of_memory(error: BaseException) -> str:
 
 
 @contextmanager
-def naming(what: object, kind: type[MultimodalError] = CheckpointError) -> Iterator[None]:
-    """Turn an out-of-memory error inside the block into `kind` that names `what`."""
+def naming(what: object) -> Iterator[None]:
+    """Turn an out-of-memory error inside the block into a CheckpointError that names `what`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if cause := out_of_memory(error):
-            raise kind(f"{what}: {cause}") from None
+            raise CheckpointError(f"{what}: {cause}") from None
         raise
 
 

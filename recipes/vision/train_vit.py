@@ -59,7 +59,7 @@ class ViTRun:
     data: tuple[str, ...]  # labelled training images
     out: Path  # folder for the trained checkpoint
     val: str | None = None  # labelled images to measure the accuracy on
-    count: int | None = 1000  # validation images while training runs, about; all of them at the end
+    count: int | None = 1000  # validation images while training runs, at most; all of them at the end
     classes: tuple[Path, ...] = (DATA / "classes.jsonl",)  # JSONL of class names by id, besides one beside the data
     init: str | None = None  # checkpoint to start from, instead of random weights
     batch: int = 128

@@ -24,7 +24,7 @@ def add_flags(p: Parser) -> None:
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.class_names import names_of
     from multimodal.inference.prepare import prepare_for_inference
-    from multimodal.tasks.evaluate.linear_probe import linear_probe, sweep_record
+    from multimodal.tasks.evaluate.linear_probe import linear_probe
     from multimodal.tasks.evaluate.reports.images import class_record
     from multimodal.tasks.evaluate.reports.mistakes import image_mistakes
 
@@ -37,7 +37,7 @@ def run(options: Namespace) -> int:
     probe = linear_probe(train, test, names, options.C, options.seed, options.max_iterations)
     facts = {
         "train": options.train, "train_images": len(train.labels), "c": probe.c, "iterations": probe.iterations,
-        "converged": probe.converged, "sweep": sweep_record(probe.sweep),
+        "converged": probe.converged, "sweep": [vars(fit) for fit in probe.sweep],
     }  # fmt: skip
     mistakes = image_mistakes(probe.scores, sets[1].source, found[1].keys)
     return evaluation.end(class_record(probe.scores) | facts, probe.scores, mistakes)

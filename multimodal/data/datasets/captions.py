@@ -210,8 +210,8 @@ def _sentences(path: Path, held_out: Sequence[str]) -> PackedRows:
     return PackedRows(str(path), (SourceRow(name, "", None, [line], {"alone": True}) for name, line in kept))
 
 
-def unlike(texts: Sequence[str], held_out: Sequence[str], most: float = 0.6) -> list[bool]:
-    """Return True for each text whose Jaccard word overlap with all held-out ones is under `most`."""
+def unlike(texts: Sequence[str], held_out: Sequence[str]) -> list[bool]:
+    """Return True for each text whose Jaccard word overlap with all held-out ones is under 0.6."""
     known = {word: i for i, word in enumerate(sorted({w for text in held_out for w in words(text).split()}))}
     if not known:
         return [True] * len(texts)
@@ -221,7 +221,7 @@ def unlike(texts: Sequence[str], held_out: Sequence[str], most: float = 0.6) -> 
         own = [words(text).split() for text in texts[start : start + 4096]]
         shared = _bags(own, known) @ bags.T
         sizes = torch.tensor([float(len(set(text))) for text in own])
-        found += (shared < most * (sizes[:, None] + bags.sum(1) - shared)).all(1).tolist()
+        found += (shared < 0.6 * (sizes[:, None] + bags.sum(1) - shared)).all(1).tolist()
     return found
 
 

@@ -131,14 +131,14 @@ def clip(kind: str, seconds: float, level: float, seed: int) -> Tensor:
     return wave / peak * 10 ** (level / 20) if peak else wave
 
 
-def collection(each: int = 10, seed: int = 0) -> Iterator[Noise]:
+def collection(each: int = 10) -> Iterator[Noise]:
     """`each` clips of every kind, their levels and lengths spread evenly and paired by chance. Dither stays under
     -60 dB."""
     for kind in KINDS:
-        chance = generator(seed, kind, "collection")
+        chance = generator(0, kind, "collection")
         order = torch.randperm(each, generator=chance).tolist()
         for number in range(each):
             place, other = (number + draw(chance, 0, 1)) / each, (order[number] + draw(chance, 0, 1)) / each
             level = -90 + 30 * place if kind == "dither" else -60 + 57 * place
-            wave = clip(kind, 3 + 37 * other, level, seed * 1000 + number)
+            wave = clip(kind, 3 + 37 * other, level, number)
             yield Noise(f"{kind}-{number}", kind, round(level, 1), wave)

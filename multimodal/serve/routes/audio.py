@@ -60,7 +60,7 @@ async def _respond(request: Request, task: str) -> Response:
         url = form.text("url")
         audio = form.file() if url is None else await media.read(url, "url")
         names = media.names | ({name_of_audio(audio): "file"} if url is None else {})
-        if _flag(form, "stream"):
+        if _streams(form):
             granularities = form.texts.get("timestamp_granularities", [])
             whole = lambda result: verbose(result, task, granularities) if style == "verbose_json" else {}
             return _stream(server, served, audio, options, leave.pop_all(), names, whole)
@@ -80,7 +80,7 @@ def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     if style not in FORMATS:
         raise HttpError(400, f"response_format: must be one of {', '.join(FORMATS)} (got {style[:40]!r})",
                         param="response_format")  # fmt: skip
-    if _flag(form, "stream") and style in ("srt", "vtt"):
+    if _streams(form) and style in ("srt", "vtt"):
         problem = f"response_format: events are json, text or verbose_json (got {style})"
         raise HttpError(400, problem, param="response_format")
     if (strategy := form.text("chunking_strategy") or "auto") != "auto":
@@ -114,10 +114,10 @@ def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     return style, options
 
 
-def _flag(form: Form, name: str) -> bool:
-    text = form.text(name) or "false"
+def _streams(form: Form) -> bool:
+    text = form.text("stream") or "false"
     if text.lower() not in ("true", "false", "1", "0"):
-        raise HttpError(400, f"{name}: must be true or false (got {text[:40]!r})", param=name)
+        raise HttpError(400, f"stream: must be true or false (got {text[:40]!r})", param="stream")
     return text.lower() in ("true", "1")
 
 

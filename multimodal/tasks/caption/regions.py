@@ -22,19 +22,12 @@ TILE = 320  # pixels of the longer edge of each copy
 ACROSS = 5  # copies per row
 
 
-def attention_maps(
-    network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
-) -> Float[Tensor, "T rows columns"]:
-    """Attention to each patch when predicting each of `ids` but the first: the mean over heads and layers, at the
-    position before the token."""
-    return attention_by_head(network, pixels, ids).mean((0, 1))
-
-
 @torch.inference_mode()
 def attention_by_head(
     network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
 ) -> Float[Tensor, "L heads T rows columns"]:
-    """`attention_maps` of each layer and head, captured in a pass over the whole caption.
+    """Attention of each layer and head to each patch when predicting each of `ids` but the first, at the position
+    before the token, captured in a pass over the whole caption.
 
     CoCa's pool is included as the product of both attentions, with the mean over the pool's heads; in GIT it is the
     attention of text positions to image positions."""
@@ -83,7 +76,9 @@ class RegionPlots:
         ids = [*self.write.prompt, *best.ids]
         patch = network.image.config.patch
         grid = [edge // patch for edge in written.pixels.shape[-2:]]
-        maps = attention_maps(network, written.pixels, ids) if len(ids) > 1 else torch.zeros(0, *grid)
+        maps = torch.zeros(0, *grid)
+        if len(ids) > 1:
+            maps = attention_by_head(network, written.pixels, ids).mean((0, 1))
         words = words_of(self.tokenizer, ids[1:])
         maps = maps - maps.mean(0) if len(words) > 1 else maps  # attention shared by all words says nothing about one
         tiles = [overlay(image, torch.zeros(*grid), self.record, patch, best.text)]

@@ -21,7 +21,7 @@ OnError = Literal["return", "raise"]
 
 
 class LoadedModel:
-    """Base of Classifier, Transcriber, Captioner, Embedder, Generator and Translator.
+    """Base of the objects that load a model once and are called many times.
 
     An object owns its converted weights. It pickles as its constructor's arguments, so that another process loads its
     own; if it cannot, every use there raises the error. Calls from several threads are safe: they queue."""

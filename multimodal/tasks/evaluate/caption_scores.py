@@ -154,12 +154,12 @@ def agreement(references: Sequence[Sequence[str]]) -> dict[str, float]:
     return {name: sum(row[name] for row in found) / turns for name in found[0]}
 
 
-def best_constant(candidates: Sequence[str], references: Sequence[Sequence[str]], most: int = 100) -> dict[str, Any]:
+def best_constant(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Any]:
     """The caption that does best when every image is given the same: its CIDEr-D, the other scores and `text`. Of the
-    candidates the `most` whose words are most like those of the references (Jaccard index, the mean) are scored."""
+    candidates the 100 whose words are most like those of the references (Jaccard index, the mean) are scored."""
     wanted = References(references)
     bags = [set(text) for own in wanted.texts for text in own]
     own = [(set(words(text).split()), text) for text in dict.fromkeys(candidates)]
-    near = sorted(own, key=lambda pair: -sum(len(pair[0] & bag) / len(pair[0] | bag) for bag in bags if bag))[:most]
+    near = sorted(own, key=lambda pair: -sum(len(pair[0] & bag) / len(pair[0] | bag) for bag in bags if bag))[:100]
     found = [wanted.score([text] * len(references)).total | {"text": text} for _, text in near]
     return max(found, key=lambda row: row["cider"])

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class ImageAccuracy:
     """Call with a model for its top-1 and top-5 accuracy on a source of labelled images.
 
-    `count`: about this many images, evenly spread. Broken images are logged and skipped. `examples`: label and
+    `count`: at most this many images, evenly spread. Broken images are logged and skipped. `examples`: label and
     prediction of a few images of the last call. Raises DataError for a source with classes outside `labels`."""
 
     def __init__(
@@ -45,7 +45,7 @@ class ImageAccuracy:
             raise DataError(f"{where}: class {unknown[0]!r} is not among the model's {len(labels)} classes")
         self.source, self.record, self.batch_size = source, record, batch_size
         self.index = {label: i for i, label in enumerate(labels)}
-        self.keys = range(0, len(source), max(1, len(source) // count) if count else 1)
+        self.keys = evenly(range(len(source)), count)
         self.examples: list[str] = []
         self.read_keys: list[int] = []
         self.broken: list[str] = []
@@ -192,8 +192,7 @@ def evaluate_classifier(
         raise CheckpointError(f"model {checkpoint.source}: checkpoint has no {missing}")
     if image:
         source = open_source(data, trust=trust)
-        accuracy = ImageAccuracy(source, labels, checkpoint.preprocessing, data, None, batch_size)
-        accuracy.keys = evenly(accuracy.keys, limit)
+        accuracy = ImageAccuracy(source, labels, checkpoint.preprocessing, data, limit, batch_size)
         logits, targets = accuracy.logits(model)
         scores = class_scores(list(labels), targets, logits)
         return ClassifierEvaluation(scores, ImageItems(source, accuracy.read_keys), accuracy.broken)

@@ -6,7 +6,7 @@ last in 8 steps a decade; then all training images are fitted. scikit-learn's C 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -141,7 +141,3 @@ def held_out(labels: Int[Tensor, "N"], share: float, seed: int) -> Bool[Tensor, 
         own = order[labels[order] == number]
         taken[own[: min(len(own) - 1, max(1, round(share * len(own))))]] = True
     return taken
-
-
-def sweep_record(sweep: list[ProbeFit]) -> list[dict[str, Any]]:
-    return [vars(fit) for fit in sweep]

@@ -78,7 +78,7 @@ def _text_alignment(checkpoint: Checkpoint, request: AlignmentRequest) -> Attent
     from multimodal.tasks.text.languages import direction
 
     model, tokenizer = checkpoint.model, checkpoint.required_tokenizer()
-    ids, prompt = source_ids(checkpoint, request.input, None), [model.config.start_id]
+    ids, prompt = source_ids(checkpoint, request.input), [model.config.start_id]
     if tokenizer.language_ids:
         before, forced = direction(checkpoint, request.source, request.target)
         ids, prompt = fitting("text", [*before, *ids], model.config.encoder.context), [*prompt, *forced]

@@ -88,7 +88,7 @@ def attention(checkpoint: Checkpoint, input_: str) -> AttentionMap:
         return AttentionMap(_own(blocks, captured), axis, axis)
     tokenizer = checkpoint.required_tokenizer()
     if isinstance(model, EncoderDecoder):
-        stack, ids = model.encoder.stack, source_ids(checkpoint, input_, None)
+        stack, ids = model.encoder.stack, source_ids(checkpoint, input_)
         with capture_attention() as captured:
             model.encode(_row(ids, model))
     elif isinstance(model, TextTransformer):
@@ -109,13 +109,10 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     return fitting("text", [*start, *tokenizer.encode(text), *end], model.config.context)
 
 
-def source_ids(checkpoint: Checkpoint, text: str, language: str | None) -> list[int]:
-    """Token ids for an encoder, with the token of `language` if given."""
-    from multimodal.tasks.text.languages import language_id
-
+def source_ids(checkpoint: Checkpoint, text: str) -> list[int]:
+    """Token ids for an encoder."""
     tokenizer = checkpoint.required_tokenizer()
     start = [] if tokenizer.bos_id is None or tokenizer.language_ids else [tokenizer.bos_id]
-    start = [language_id(tokenizer, language, "source")] if language is not None else start
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     return fitting("text", [*start, *tokenizer.encode(text), *end], checkpoint.model.config.encoder.context)
 

@@ -21,15 +21,13 @@ BIT_RATE = 24_000  # of a recording: 3 kB a second
 UNREADABLE = (MultimodalError, OSError, ValueError)
 
 
-def thumbnails(
-    keys: Iterable[Any], read: Callable[[Any], Path | bytes | Image.Image], edge: int = EDGE
-) -> dict[Any, str]:
+def thumbnails(keys: Iterable[Any], read: Callable[[Any], Path | bytes | Image.Image]) -> dict[Any, str]:
     """Data URIs of the images that can be read; one warning names the others. `read`: a file, bytes or an image."""
     found, faults = {}, []
     for key in dict.fromkeys(keys):
         try:
             source = read(key)
-            found[key] = thumbnail(source if isinstance(source, Image.Image) else read_image(source), edge)
+            found[key] = thumbnail(source if isinstance(source, Image.Image) else read_image(source), EDGE)
         except UNREADABLE as error:
             faults.append(error)
     if faults:

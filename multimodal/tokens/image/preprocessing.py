@@ -108,7 +108,7 @@ def preprocess(
         pixels = np.empty((3, *record.size), np.float32) if out is None else out
         resize(np.asarray(rgb), cut, record.interpolation, level_table(record.mean, record.std), pixels)
         return torch.from_numpy(pixels)
-    return normalized(_centre(_resize(rgb, record), record), record, out)
+    return normalized(_centre(resized(rgb, _resized_edges(*rgb.size, record), record), record), record, out)
 
 
 def normalized(
@@ -161,7 +161,7 @@ def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int,
         scale = [edge / max(width, height) for edge in record.size]  # down, across
         left, top = ((max(width, height) - edge) // 2 for edge in (width, height))
         return round(width * scale[1]), round(height * scale[0]), round(left * scale[1]), round(top * scale[0])
-    new_h, new_w = _resized(width, height, record)
+    new_h, new_w = _resized_edges(width, height, record)
     starts = []
     for new, edge in ((new_w, record.size[1]), (new_h, record.size[0])):
         starts.append((edge - new) // 2 if new <= edge else -_excess(new, edge, record))
@@ -170,19 +170,19 @@ def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int,
 
 def _cut(image: Image.Image, record: Preprocessing) -> Cut:
     """The resized image's central part; beyond its edges where it is padded."""
-    height, width = _resized(image.width, image.height, record)
+    height, width = _resized_edges(image.width, image.height, record)
     left, top = (_excess(new, edge, record) for new, edge in ((width, record.size[1]), (height, record.size[0])))
     return Cut((width, height), (left, top, left + record.size[1], top + record.size[0]))
 
 
-def _resize(image: Image.Image, record: Preprocessing) -> Image.Image:
-    new_h, new_w = _resized(image.width, image.height, record)
-    if (new_h, new_w) == (image.height, image.width):
-        return image
-    return image.resize((new_w, new_h), Image.Resampling[record.interpolation.upper()])
+def resized(rgb: Image.Image, size: tuple[int, int], record: Preprocessing) -> Image.Image:
+    """The whole image at `size` (H, W)."""
+    height, width = size
+    same = (rgb.height, rgb.width) == (height, width)
+    return rgb if same else rgb.resize((width, height), Image.Resampling[record.interpolation.upper()])
 
 
-def _resized(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
+def _resized_edges(width: int, height: int, record: Preprocessing) -> tuple[int, int]:
     """(height, width) before cropping or padding."""
     target_h, target_w = (math.floor(edge / record.crop) for edge in record.size)
     if record.resize in ("squash", "square"):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from multimodal.tokens.image.preprocessing import Preprocessing, Tiling, normalized, preprocess, squared
+from multimodal.tokens.image.preprocessing import Preprocessing, Tiling, normalized, preprocess, resized, squared
 from multimodal.tokens.image.reading import to_rgb
 
 FINER = 1.1  # times the most patches a side, from which LLaVA-OneVision's are interpolated down
@@ -40,12 +40,12 @@ def tiled(image: Image.Image, record: Preprocessing, several: bool = False) -> T
     if tiling.division == "fit":
         target = best_size(size, tiling.sizes)
         parts, grid = _cut(_fitted(rgb, target, record), record.size)
-        parts = [_resized(rgb, record.size, record), *parts]
+        parts = [resized(rgb, record.size, record), *parts]
     else:
         longest = split_size(size, tiling.longest)  # three resizes, as in training
-        rgb = _resized(_resized(rgb, longest, record), whole_tiles(longest, record.size[0]), record)
+        rgb = resized(resized(rgb, longest, record), whole_tiles(longest, record.size[0]), record)
         parts, grid = _cut(rgb, record.size)
-        parts, grid = (parts, (0, 0)) if grid == (1, 1) else ([*parts, _resized(rgb, record.size, record)], grid)
+        parts, grid = (parts, (0, 0)) if grid == (1, 1) else ([*parts, resized(rgb, record.size, record)], grid)
     return Tiled(torch.stack([normalized(part, record) for part in parts]), grid, size)
 
 
@@ -119,12 +119,8 @@ def _fitted(rgb: Image.Image, target: Size, record: Preprocessing) -> Image.Imag
     else:
         size = target[0], min(math.ceil(rgb.width * down), target[1])
     made = Image.new("RGB", (target[1], target[0]))
-    made.paste(_resized(rgb, size, record), ((target[1] - size[1]) // 2, (target[0] - size[0]) // 2))
+    made.paste(resized(rgb, size, record), ((target[1] - size[1]) // 2, (target[0] - size[0]) // 2))
     return made
-
-
-def _resized(rgb: Image.Image, size: Size, record: Preprocessing) -> Image.Image:
-    return rgb.resize((size[1], size[0]), Image.Resampling[record.interpolation.upper()])
 
 
 def _cut(rgb: Image.Image, tile: Size) -> tuple[list[Image.Image], Size]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, CaptionExample, augmented, stacked_images
@@ -72,7 +73,7 @@ class Captioning(Summed):
         seen = self.model.encode(batch.images) if len(batch.images) else decoder.positions.new_zeros(0, 1, width)
         source = torch.cat([seen, seen.new_zeros(1, *seen.shape[1:])])  # row -1 is zeros
         states = decoder.states(batch.ids[:, :-1], source[batch.rows])
-        real = torch.arange(states.shape[1], device=states.device) < batch.lengths[:, None] - 1
+        real = padding(batch.lengths - 1, states.shape[1])
         alone = (batch.rows < 0)[:, None].expand_as(real)
         wanted, states, alone = selected(real, batch.ids[:, 1:], states, alone)
         logits = decoder.logits(states[None])[0]

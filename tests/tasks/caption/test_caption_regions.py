@@ -15,7 +15,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.models.vision.git import GIT
 from multimodal.models.vit import ViTConfig
 from multimodal.tasks.caption.caption import CaptionWriter, prepared
-from multimodal.tasks.caption.regions import RegionPlots, attention_maps, words_of
+from multimodal.tasks.caption.regions import RegionPlots, attention_by_head, words_of
 from multimodal.tasks.encode.images import ImageBatch, pixels_of
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -63,7 +63,7 @@ def test_a_colours_word_points_to_its_half(captioner):
         (found,) = write.generated(batch_of(halves(left, right)), slice(None))
         assert found.captions[0].text == f"{left} left, {right} right"
         ids = [*write.prompt, *found.captions[0].ids]
-        maps = attention_maps(write.network, found.pixels, ids)
+        maps = attention_by_head(write.network, found.pixels, ids).mean((0, 1))
         words = dict(words_of(captioner.tokenizer, ids[1:]))
         for word, half in ((left, maps[words[left], :, :2]), (right, maps[words[right], :, 2:])):
             shares.append(float(half.sum() / maps[words[word]].sum()))
@@ -106,7 +106,7 @@ def test_maps_are_shares_of_the_attention_in_every_kind(name):
     before = model.decoding(model.encode(pixels[None]))
     with torch.no_grad():
         logits = before[0](torch.tensor([ids]), before[1])
-    maps = attention_maps(model, pixels, ids)
+    maps = attention_by_head(model, pixels, ids).mean((0, 1))
     assert maps.shape == (4, 2, 3)
     assert (maps > 0).all()
     assert (maps.sum((1, 2)) < 1).all()  # some goes to prefix tokens, or to the text

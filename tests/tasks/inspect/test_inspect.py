@@ -13,7 +13,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper, WhisperEncoderConfig
-from multimodal.tasks.caption.regions import attention_maps
+from multimodal.tasks.caption.regions import attention_by_head
 from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
 from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, fitting, names
 from multimodal.tasks.inspect.numbers import chosen, filters, mean_distances, over_image, position_similarity
@@ -193,7 +193,7 @@ def test_a_caption_is_aligned_as_its_regions_are(files):
     from multimodal.tasks.encode.images import pixels_of_one
 
     ids = [BYTES.bos_id, *BYTES.encode("hi"), BYTES.eos_id]
-    maps = attention_maps(one.model, pixels_of_one(files["image"], RECORD), ids)
+    maps = attention_by_head(one.model, pixels_of_one(files["image"], RECORD), ids).mean((0, 1))
     torch.testing.assert_close(seen.weights.mean((0, 1)), maps.flatten(1))
 
 
