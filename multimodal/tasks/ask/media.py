@@ -21,7 +21,7 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart
 from multimodal.tokens.image.arrays import as_image
-from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.image.tiles import Tiled, markup, tiled
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.tokens.video.reading import Frame, frames, read_info
@@ -155,7 +155,7 @@ class MediaEncoder:
         for frame in frames(part.value, self.video):
             self._check_count(-(-(len(read) + 1) // FEWER))
             read.append(frame)
-        pixels = torch.cat([tiled(one.image, record, True).pixels for one in read])
+        pixels = torch.stack([preprocess(one.image, record) for one in read])
         return Medium("video", pixels, None, None, tuple(x.image for x in read), tuple(x.time for x in read))
 
     def _wave(self, source: Any) -> Float[Tensor, "T"]:
@@ -235,4 +235,5 @@ def row_count(model: AnyToText, one: Medium, record: Preprocessing | None) -> in
     each = config.image_connector.count(math.prod(grid) + config.image_prefix * config.image.prefix, grid)
     if model.newline is None:
         return len(one.tensors) * each
-    return len(assembled(model, one, torch.zeros(len(one.tensors), each, config.decoder.width), record))
+    rows = torch.zeros(len(one.tensors), each, config.decoder.width, dtype=torch.float32)
+    return len(assembled(model, one, rows, record))

@@ -58,7 +58,8 @@ def places(
         part = each[:, number]
         own = part if model.newline is not None else part @ tile_shares(model, medium.tensors[number : number + 1])
         halved = (-(-grid[0] // 2), -(-grid[1] // 2)) if model.newline is not None else grid
-        found.append(Seen(FrameName(name, moment), part.sum(-1), own, *_single(record, model, image, halved)))
+        drawn = _single(record.replace(tiling=None), model, image, halved)  # frames have no tiles
+        found.append(Seen(FrameName(name, moment), part.sum(-1), own, *drawn))
     return found
 
 

@@ -12,6 +12,7 @@ from multimodal.blocks.connector import ConnectorConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.vit import ViTConfig
+from multimodal.system.files import shown
 from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
 from multimodal.weights.any.chat import chat_format
 from multimodal.weights.any.parts import (
@@ -29,6 +30,7 @@ TOWERS = ("vision_tower.vision_model.", "vision_tower.")  # transformers 4 and 5
 OLD, NEW = "language_model.model.embed_tokens.weight", "embeddings.patch_embedding.weight"
 ONE_VISION = {"image_token_index": 151646, "video_token_index": 151647, "vision_feature_layer": -1,
               "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"}  # fmt: skip
+VIDEO = "LlavaOnevisionVideoProcessor"
 LLAVA = {"image_token_index": 32000, "vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
 
 
@@ -105,7 +107,19 @@ def preprocessing(folder: Path | None, config: dict[str, Any], several: bool) ->
         raise CheckpointError(f"{path}: expected image_grid_pinpoints and anyres_max_N (got {pins!r:.40}, {kind!r})")
     made = image_processor.preprocessing_of(path, record, "LlavaOnevision")
     tiling = Tiling("fit", tuple((height, width) for height, width in pins), int(kind.removeprefix("anyres_max_")))
+    if (video := image_processor.video_record(folder)) is not None:
+        _check_video(*video, made)
     return made.replace(tiling=tiling)
+
+
+def _check_video(path: Path, record: dict[str, Any], image: Preprocessing) -> None:
+    """Raise CheckpointError for a video in other pixels than images. Older records name an image processor."""
+    name = record.get("video_processor_type") or record.get("image_processor_type") or VIDEO
+    if name not in (VIDEO, "LlavaOnevisionImageProcessor"):
+        raise CheckpointError(f"{path}: video processor {shown(name)} is not supported")
+    own = image_processor.preprocessing_of(path, record | {"image_processor_type": None}, "LlavaOnevision")
+    if own != image:
+        raise CheckpointError(f"{path}: videos in other pixels than images are not supported ({shown(own)})")
 
 
 def _family(name: str, several: bool, place: str) -> Family:

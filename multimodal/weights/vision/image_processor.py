@@ -38,7 +38,16 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 def image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """File and record of the image processor; transformers 5 writes one file for images and texts."""
-    for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+    return _record(folder, ("preprocessor_config.json", None), ("processor_config.json", "image_processor"))
+
+
+def video_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """File and record of the video processor; None: videos have the image processor's."""
+    return _record(folder, ("processor_config.json", "video_processor"), ("video_preprocessor_config.json", None))
+
+
+def _record(folder: Path, *places: tuple[str, str | None]) -> tuple[Path, dict[str, Any]] | None:
+    for name, part in places:
         if (path := folder / name).exists():
             record = read_json(path)
             record = record if part is None else record.get(part)

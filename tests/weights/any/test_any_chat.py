@@ -9,8 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from multimodal import load
+from multimodal.errors import CheckpointError
 from multimodal.tasks.ask.asker import Asker
-from multimodal.tokens.chat.messages import read_messages
+from multimodal.tokens.chat.messages import MessagePart, read_messages
+from tests.helpers.data.video_files import numbered, video
 from tests.helpers.tiny import randomized
 from tests.weights.any.test_any_folders import processor
 
@@ -122,3 +125,26 @@ def test_answers_are_transformers(name, tmp_path):
         expected = expected[: expected.index(IDS["</s>"])] if IDS["</s>"] in expected else expected
         text = asker.writer.tokenizer.decode(expected).rstrip("\ufffd")
         assert asker.writer.answers([prompt])[0][0].text == text
+
+
+@torch.no_grad()
+def test_frames_of_a_video_are_those_of_the_references_video_processor(tmp_path):
+    """Up to the rounding of its resize, which is torchvision's. Each frame is stretched, not padded."""
+    model, made = reference("LLaVA-OneVision")
+    folder = saved("LLaVA-OneVision", tmp_path, model, made)
+    path, config = tmp_path / "a.mp4", tmp_path / "video_preprocessor_config.json"
+    path.write_bytes(video(list(numbered(3))))
+    made.video_processor.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match="videos in other pixels than images"):
+        load(folder)
+    config.write_text(json.dumps(made.image_processor.to_dict() | {"video_processor_type": "OtherVideoProcessor"}))
+    with pytest.raises(CheckpointError, match="video processor 'OtherVideoProcessor' is not supported"):
+        load(folder)
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    config.write_text(json.dumps(made.video_processor.to_dict() | half))
+    asker = Asker(folder, compute_type="float32")
+    medium = asker.writer.media.read(MessagePart("video", path), False)
+    assert medium.shown[0].width != medium.shown[0].height
+    given = np.stack([np.asarray(image) for image in medium.shown])
+    expected = made.video_processor([given], return_tensors="pt", **half)["pixel_values_videos"][0]
+    assert (medium.tensors - expected).abs().max() <= 1.01 * 2 / 255
