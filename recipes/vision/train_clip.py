@@ -177,7 +177,7 @@ def main(s: CLIPRun) -> None:
             initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength, s.coarse
         ),
     )  # fmt: skip
-    watched = {source: read_named(source, s.classes, 500, s.trust) for source in s.val}
+    watched = {source: read_named(source, s.classes, 500, s.columns, s.trust) for source in s.val}
 
     def in_use(model: nn.Module) -> Checkpoint:
         if s.test_image in (0, side):

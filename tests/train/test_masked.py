@@ -12,6 +12,7 @@ from multimodal.data.datasets.labelled_texts import read_labelled
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import DataError, TextError, UsageError
 from multimodal.models.text import TextTransformer
+from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -233,6 +234,15 @@ def test_documents_end_at_empty_lines_and_windows_lose_nothing(tmp_path):
     assert [window.document for window in made] == [0, 0, 0, 1]
     assert encoded("word1 <unk> word2", TOKENIZER) == [6, 1, 7]
     assert windows(long, TOKENIZER, 5, shortest=2)[-1].document == 0
+
+
+def test_sentences_keep_their_spaces_in_a_byte_level_vocabulary():
+    sentences = ["One man waits.", '"No?" Two men.', "He waits."]
+    tokenizer = BytePairTokenizer.train([" ".join(sentences)] * 3, 300)
+    made = windows([sentences, ["He waits."]], tokenizer, 100, shortest=1)
+    assert [tokenizer.decode(window.ids) for window in made] == [" ".join(sentences), "He waits."]
+    assert len(made[0].sentences) == 3
+    assert tokenizer.decode(made[0].sentences[2]) == " He waits."
 
 
 @pytest.mark.parametrize(("lines", "refused"), [

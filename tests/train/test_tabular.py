@@ -114,7 +114,7 @@ def test_accumulation_is_exact(outputs_):
     assert whole["class_token"].shape == (WIDTH,)
 
 
-CSV = "age, job,town,y\n31, cook,Ulm,yes\n40,?,Bonn,no\n,cook,Ulm,yes.\n25,smith,Ulm,no\n"
+CSV = "age, job,town,y\n31, cook,Ulm,yes\n40,?,Bonn,no\n,cook,Ulm,yes\n25,smith,Ulm,no\n"
 
 
 def test_columns_and_cells_are_read_and_unknown_ones_said(tmp_path, caplog):
@@ -125,7 +125,7 @@ def test_columns_and_cells_are_read_and_unknown_ones_said(tmp_path, caplog):
     columns = Columns.of(table, "y")
     assert columns == Columns("y", ("age",), {"job": ["cook", "smith"], "town": ["Bonn", "Ulm"]}, ("no", "yes"))
     assert Columns.from_card({"table": columns.card()}, "here") == columns
-    other = {"age": ["?", "3"], "job": ["cook", "queen"], "town": ["", "Ulm"], "y": ["no", "yes"]}
+    other = {"age": ["?", "3"], "job": ["cook", "queen"], "town": ["", "Ulm"], "y": ["no", "yes."]}
     with caplog.at_level("INFO"):
         found = encode(other, columns, "test part")
     assert found.numbers[:, 0].isnan().tolist() == [True, False]
@@ -134,6 +134,14 @@ def test_columns_and_cells_are_read_and_unknown_ones_said(tmp_path, caplog):
     assert "missing: 1 numbers, 1 categories" in caplog.text
     assert "categories not in the training part: job queen" in caplog.text
     assert encode({name: cells for name, cells in other.items() if name != "y"}, columns, "x").targets is None
+
+
+def test_labels_that_differ_by_a_full_stop_and_numbers_with_underscores_stay_apart():
+    table = {"x": ["12_05", "1205", "7"], "y": ["Inc", "Inc.", "Ltd."]}
+    columns = Columns.of(table, "y")
+    assert (columns.labels, columns.numbers) == (("Inc", "Inc.", "Ltd."), ())
+    assert columns.categories == {"x": ["1205", "12_05", "7"]}
+    assert encode(table, columns, "here").targets.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("cell", ["NA", "NaN", "nan", "N/A", "null", "None", ""])
@@ -191,7 +199,7 @@ def test_numbers_of_many_kinds_are_predicted_as_numbers():
         ("", "t.csv: has no rows (0 characters)"),
         ("a,b\n", "t.csv: has no rows (4 characters)"),
         (f"a,b\n1,{'2' * 200_000}\n", "t.csv: line 2: not CSV (field larger than field limit (131072))"),
-        ("a,b\n1,2\n\n3\n", "t.csv: line 4 has 1 columns, not 2"),
+        ("a,b\n1,2\n\n3\n", "t.csv: line 4 has 1 columns, not 2 (separated by commas)"),
         ("a,a\n1,2\n", "t.csv: duplicate column (a, a)"),
         ("a,b\n1,2\n", "target y: no such column (a, b)"),
         ("a,y\n1,2\n3,2\n", "target y: has one value only (2)"),

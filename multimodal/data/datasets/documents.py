@@ -84,16 +84,27 @@ class SentenceWindow:
         return [i for sentence in self.sentences for i in sentence]
 
 
+def _between(documents: Sequence[Sequence[str]], tokenizer: Tokenizer) -> str:
+    """A space for tokenizers that see it before a sentence's first word, else nothing."""
+    for document in documents:
+        if len(document) > 1:
+            last, first = document[0].split()[-1], document[1].split()[0]
+            alone = [*tokenizer.encode(last), *tokenizer.encode(first)]
+            return "" if tokenizer.encode(f"{last} {first}") == alone else " "
+    return ""
+
+
 def windows(
     documents: Sequence[Sequence[str]], tokenizer: Tokenizer, room: int, shortest: int = 4
 ) -> list[SentenceWindow]:
     """Split documents into windows of whole sentences, at most `room` tokens (RoBERTa's DOC-SENTENCES, Liu et al. 2019,
     section 4.2); a longer sentence continues in the next window. Windows under `shortest` tokens, such as headings, are
-    dropped."""
+    dropped. Sentences are encoded as parts of one text."""
     found: list[SentenceWindow] = []
+    between = _between(documents, tokenizer)
     for number, document in enumerate(documents):
         held: list[Sentence] = []
-        for sentence in (encoded(text, tokenizer) for text in document):
+        for sentence in (encoded(between * (at > 0) + text, tokenizer) for at, text in enumerate(document)):
             while sentence:
                 left = room - sum(map(len, held))
                 if held and len(sentence) > left:

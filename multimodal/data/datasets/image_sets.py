@@ -13,7 +13,7 @@ from torch import Tensor
 from multimodal.data.datasets.class_names import Concept, class_labels, evenly
 from multimodal.data.datasets.images import named_concept
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import Source, open_source
+from multimodal.data.sources import USUAL, ListColumns, Source, open_source
 from multimodal.errors import DataError, UsageError
 
 
@@ -56,13 +56,14 @@ class ClassNames:
 
 
 def open_images(
-    data: str | Path | Sequence[str | Path], count: int | None = None, trust: Trust = OWN_FOLDER
-) -> ImageSet:
+    data: str | Path | Sequence[str | Path], count: int | None = None, trust: Trust = OWN_FOLDER,
+    columns: ListColumns = USUAL,
+) -> ImageSet:  # fmt: skip
     """Open anything that `open_source` reads, with at most `count` items, evenly spread. Raises DataError."""
     parts = [data] if isinstance(data, str | Path) else list(data)
     if not parts or not all(map(str, parts)):  # '' would be the working directory
         raise DataError(f"data {parts}: names no images")
-    source = open_source(parts, trust=trust)
+    source = open_source(parts, columns=columns, trust=trust)
     taken = evenly(range(len(source)), count)
     rows = {key: source.row(key) for key in taken}
     broken = [f"{row.place}: {row.fault}" for row in rows.values() if row.fault]
@@ -71,9 +72,9 @@ def open_images(
     return ImageSet(", ".join(map(str, parts)), source, [k for k in taken if not rows[k].fault], ids, broken)
 
 
-def labelled(images: ImageSet) -> ImageSet:
-    """Return the set. Raises DataError if its items have no classes."""
-    class_labels(images.source, images.where, 1)
+def labelled(images: ImageSet, least: int = 1) -> ImageSet:
+    """Return the set. Raises DataError if its items have fewer than `least` classes."""
+    class_labels(images.source, images.where, least)
     return images
 
 

@@ -48,7 +48,7 @@ def read_table(path: Path, names: Sequence[str] = (), target: str | None = None)
         raise DataError(f"{path}: duplicate column ({', '.join(header)})")
     for line, row in filled:
         if len(row) != len(header):
-            raise DataError(f"{path}: line {line} has {len(row)} columns, not {len(header)}")
+            raise DataError(f"{path}: line {line} has {len(row)} columns, not {len(header)} (separated by commas)")
     table = {name: [row[i] for _, row in filled] for i, name in enumerate(header)}
     if target is not None and target not in table:
         raise DataError(f"{path}: lacks the column {target} ({', '.join(table)})")
@@ -77,7 +77,7 @@ def split(table: Table, shares: Sequence[float], seed: int) -> list[Table]:
 def _number(text: str) -> float:
     """Parse a number in float32's range, else NaN."""
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)  # Python groups digits by "_"
     except ValueError:
         return math.nan
     return value if abs(value) <= LARGEST else math.nan
@@ -105,8 +105,7 @@ class Columns:
         if target not in table:
             raise DataError(f"{target}: no such column ({', '.join(table)})", argument="target")
         absent = missing(table[target])
-        given = [label(cell) for cell in table[target] if cell not in absent]
-        kinds = sorted(set(given))
+        kinds = sorted(set(table[target]) - {*absent})
         if predict is None:
             numeric = all(math.isfinite(_number(cell)) for cell in kinds) and len(kinds) > MOST_KINDS
             predict = "number" if numeric else "class"
@@ -138,7 +137,7 @@ class Columns:
 
 def _warn_of_numbers(name: str, cells: Sequence[str]) -> None:
     """Warn of a column that one unreadable cell would turn into categories."""
-    given = [label(cell) for cell in cells if cell not in (*MISSING, *NOT_AVAILABLE)]
+    given = [cell for cell in cells if cell not in (*MISSING, *NOT_AVAILABLE)]
     words = [cell for cell in given if not math.isfinite(_number(cell))]
     if words and len(words) <= (1 - MOSTLY) * len(given):
         log.warning("column %s is taken as categories, though %d of %d cells are numbers; not so %r",
@@ -153,11 +152,6 @@ def _warn_of_digits(name: str, cells: Sequence[str]) -> None:
         worst = int(errors.argmax())
         log.warning("column %s is rounded to 32-bit numbers, %s to %.12g: subtract a constant from all its cells",
                     name, cells[worst], float(numbers[worst].float()))  # fmt: skip
-
-
-def label(cell: str) -> str:
-    """Strip the full stop after labels in Adult's test file."""
-    return cell.removesuffix(".")
 
 
 class TableData(NamedTuple):
@@ -198,7 +192,7 @@ def encode(table: Table, columns: Columns, where: str) -> TableData:
 def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
     if columns.target not in table:
         return None
-    cells = [label(cell) for cell in table[columns.target]]
+    cells = table[columns.target]
     if not columns.labels:
         found = torch.tensor([_number(cell) for cell in cells], dtype=torch.float64)  # of all their digits
         if found.isnan().any():
@@ -206,6 +200,8 @@ def _targets(table: Table, columns: Columns, where: str) -> Tensor | None:
                             f"{cells[int(found.isnan().int().argmax())]!r:.40}")  # fmt: skip
         return found
     index = {cell: number for number, cell in enumerate(columns.labels)}
+    # Adult's test file has a full stop after each label
+    cells = [cell if cell in index else cell.removesuffix(".") for cell in cells]
     if wrong := [cell for cell in cells if cell not in index]:
         rare = "; a class of few rows may fall into one part of a split"
         raise DataError(f"{where}: label {wrong[0]!r:.40} is not in the training part ({few(columns.labels)}){rare}")

@@ -74,9 +74,10 @@ def ranks(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> Int[Tensor,
 
 
 def top_shares(scores: Float[Tensor, "N C"], labels: Int[Tensor, "N"]) -> dict[str, float]:
-    """Share of rows whose label has the highest score, and one of the five highest (see `ranks` for ties)."""
+    """Share of rows whose label has the highest score and, among five labels or more, one of the five highest (see
+    `ranks` for ties)."""
     found = ranks(scores, labels)
-    return {"top1": _share(found < 1), "top5": _share(found < 5)}
+    return {f"top{k}": _share(found < k) for k in (1, 5) if k <= scores.shape[1]}
 
 
 def _share(hits: Tensor) -> float:

@@ -17,6 +17,7 @@ from torch import Tensor
 from multimodal.data.datasets.class_names import class_names, evenly
 from multimodal.data.datasets.image_sets import ClassNames, ImageSet, labelled, named_classes, open_images
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import UsageError
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.encode.features import Features, image_features
@@ -70,10 +71,11 @@ class NamedImages(NamedTuple):
 
 
 def read_named(
-    source: str | Path, classes: Sequence[Path], count: int | None = None, trust: Trust = OWN_FOLDER
-) -> NamedImages:
+    source: str | Path, classes: Sequence[Path], count: int | None = None, columns: ListColumns = USUAL,
+    trust: Trust = OWN_FOLDER,
+) -> NamedImages:  # fmt: skip
     """At most `count` images, evenly spread over the source. `classes`: files of class names by id."""
-    images = labelled(open_images(source, count, trust))
+    images = labelled(open_images(source, count, trust, columns))
     return NamedImages(images, named_classes(images, class_names(classes, [source])))
 
 
@@ -87,9 +89,9 @@ def vectors(
     return features.vectors, named.images.labels(features.keys, named.classes.numbers)
 
 
-def examples(checkpoint: Checkpoint, named: NamedImages) -> list[str]:
-    """Label and top-3 predictions of ten images."""
-    few = replace(named.images, keys=list(evenly(named.images.keys, 10)))
+def examples(checkpoint: Checkpoint, named: NamedImages, count: int = 10) -> list[str]:
+    """Label and top-3 predictions of a few images."""
+    few = replace(named.images, keys=list(evenly(named.images.keys, count)))
     shown, labels = vectors(checkpoint, named._replace(images=few))
     names = named.classes.names
     scores = ZeroShotClassifier(checkpoint, names).vector_logits(shown)

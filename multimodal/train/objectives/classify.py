@@ -104,7 +104,8 @@ def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0)
     Raises CheckpointError for another model, or one without pooling."""
     model = start.model.image if isinstance(start.model, CLIP) else start.model
     if not isinstance(model, ViT):
-        raise CheckpointError(f"{start.source}: expected a ViT or a CLIP, got {start.kind}")
+        got = start.kind if model is start.model else f"a {start.kind} with {type(model).__name__}"
+        raise CheckpointError(f"{start.source}: expected a ViT or a CLIP with one, got {got}")
     if model.config.pool == "none":
         raise CheckpointError(f"{start.source}: expected a model with pooling, got pool 'none'")
     if start.preprocessing is None:

@@ -9,6 +9,10 @@ def test_entities_of_tags_are_those_of_conlleval():
     assert spans_of(["B-PER", "I-PER", "O", "B-LOC"]) == {("PER", 0, 2), ("LOC", 3, 4)}
     assert spans_of(["I-PER", "I-LOC", "I-LOC", "B-LOC"]) == {("PER", 0, 1), ("LOC", 1, 3), ("LOC", 3, 4)}
     assert spans_of(["O", "I-X-Y", "O"]) == {("X-Y", 1, 2)}
+    assert spans_of(["S-LOC", "S-LOC", "B-PER", "I-PER", "E-PER", "E-PER"]) == {
+        ("LOC", 0, 1), ("LOC", 1, 2), ("PER", 2, 5), ("PER", 5, 6)}  # fmt: skip
+    assert spans_of(["U-LOC", "U-LOC", "B-PER", "L-PER", "I-PER"]) == {
+        ("LOC", 0, 1), ("LOC", 1, 2), ("PER", 2, 4), ("PER", 4, 5)}  # fmt: skip
     assert spans_of(["O", "O"]) == spans_of([]) == set()
 
 
@@ -20,6 +24,9 @@ def test_entity_f1_equals_the_example_of_seqeval():
     assert figures == pytest.approx({"precision": 0.5, "recall": 0.5, "f1": 0.5, "f1 of MISC": 0, "f1 of PER": 1,
                                      "accuracy": 0.8})  # fmt: skip
     assert entity_scores([["O"]], [["O"]])["f1"] == 0
+    wanted = [["S-LOC", "O", "B-PER", "I-PER", "E-PER", "O"]]  # f1 by seqeval 1.2.2
+    assert entity_scores(wanted, [["S-LOC", "O", "B-PER", "I-PER", "I-PER", "O"]])["f1"] == 1
+    assert entity_scores(wanted, [["S-LOC", "O", "B-PER", "E-PER", "O", "O"]])["f1"] == 0.5
 
 
 def test_answers_are_scored_as_by_squad_s_script():

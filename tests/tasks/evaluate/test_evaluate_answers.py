@@ -36,7 +36,17 @@ def test_figures_are_those_by_hand():
     assert figures["classes"] == {"questions": 4, "accuracy": 75, "constant": 50}
     assert figures["speech"]["wer"] == 33.33
     assert figures["text"]["perplexity"] == 2
+    rows = [AnsweredQuestion("", code, "wer", "?", "funf", ("fünf",), language=code) for code in ("en", "de")]
+    assert [one["wer"] for one in AnswerEvaluation(rows, []).figures().values()] == [0, 100]
     assert list(figures) == ["classes", "speech", "german", "text"]
+
+
+@pytest.mark.parametrize(("answer", "reference", "right"), [
+    ("The dog!", "dog", True), ("काला", "कील", False), ("ที่", "ทา", False), ("-5", "5", False), ("−5.", "-5", True),
+    ("3-5", "3 5", True), ("well-known", "Well known", True), ("e\u0301te\u0301", "été", True),
+])  # fmt: skip
+def test_words_keep_their_marks_and_numbers_their_signs(answer, reference, right):
+    assert row(answer, reference).right == right
 
 
 def test_inputs_can_be_left_out_and_a_broken_item_leaves_the_others(tiny, tmp_path):

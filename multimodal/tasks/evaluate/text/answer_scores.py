@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from multimodal.data.datasets.annotated.tagged import OUTSIDE
 
+MARKS = ("B-", "I-", "E-", "S-", "L-", "U-")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -21,15 +22,17 @@ class EntitySpan(NamedTuple):
 
 
 def spans_of(tags: Sequence[str]) -> set[EntitySpan]:
-    """Entities of a sequence of tags. An I- after another label begins one, as B- does (seqeval's default mode)."""
+    """Entities of a sequence of tags of IOB2, IOBES or BILOU. A tag after another label, or after an entity's last
+    word, begins one, as B- does (seqeval's default mode)."""
     found: set[EntitySpan] = set()
-    begun, kind = 0, ""
+    begun, kind, closed = 0, "", False
     for number, tag in enumerate([*tags, OUTSIDE]):
-        mark, _, label = tag.partition("-") if tag[:2] in ("B-", "I-") else ("I", "", "" if tag == OUTSIDE else tag)
-        if mark == "B" or label != kind:
+        mark, _, label = tag.partition("-") if tag[:2] in MARKS else ("I", "", "" if tag == OUTSIDE else tag)
+        if mark in "BSU" or closed or label != kind:
             if kind:
                 found.add(EntitySpan(kind, begun, number))
             begun, kind = number, label
+        closed = mark in "ESLU"
     return found
 
 

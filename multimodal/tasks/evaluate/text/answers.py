@@ -3,6 +3,7 @@ each task."""
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,8 +52,12 @@ class AnswerEvaluation:
 
 
 def plain(text: str) -> str:
-    """Lower-case words without articles and punctuation."""
-    return " ".join(word for word in re.findall(r"[\w']+", text.lower()) if word not in ARTICLES)
+    """Lower-case words without articles and punctuation. Combining marks and the signs of numbers stay."""
+    kept = "".join(
+        c if c.isalnum() or c in "_'-" or unicodedata.category(c)[0] == "M" else " "
+        for c in unicodedata.normalize("NFC", text.lower()).replace("\N{MINUS SIGN}", "-")
+    )
+    return " ".join(word for word in re.sub(r"(?<!\s)-|-(?!\d)", " ", f" {kept}").split() if word not in ARTICLES)
 
 
 def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:

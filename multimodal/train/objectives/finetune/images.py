@@ -72,8 +72,8 @@ def match(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Fin
         d.data, class_names(d.classes, d.data), record.size[0], cache=1000, columns=d.columns, trust=d.trust
     )
     captions = CaptionSampler(images.concepts, contrastive_model.TEMPLATES)
-    held = read_named(d.val, d.classes, trust=d.trust) if d.val else None
-    few = read_named(d.val, d.classes, d.count, d.trust) if d.val else None
+    held = read_named(d.val, d.classes, None, d.columns, d.trust) if d.val else None
+    few = read_named(d.val, d.classes, d.count, d.columns, d.trust) if d.val else None
     templates = {"templates": initial.card.get("templates", contrastive_model.ZERO_SHOT)}
     finish = lambda trained: replace(initial, model=trained, card=initial.card | templates)
 
