@@ -72,9 +72,9 @@ def open_images(
     return ImageSet(", ".join(map(str, parts)), source, [k for k in taken if not rows[k].fault], ids, broken)
 
 
-def labelled(images: ImageSet, least: int = 1) -> ImageSet:
-    """Return the set. Raises DataError if its items have fewer than `least` classes."""
-    class_labels(images.source, images.where, least)
+def labelled(images: ImageSet) -> ImageSet:
+    """Return the set. Raises DataError if its items have no classes."""
+    class_labels(images.source, images.where, 1)
     return images
 
 

@@ -89,9 +89,9 @@ def vectors(
     return features.vectors, named.images.labels(features.keys, named.classes.numbers)
 
 
-def examples(checkpoint: Checkpoint, named: NamedImages, count: int = 10) -> list[str]:
-    """Label and top-3 predictions of a few images."""
-    few = replace(named.images, keys=list(evenly(named.images.keys, count)))
+def examples(checkpoint: Checkpoint, named: NamedImages) -> list[str]:
+    """Label and top-3 predictions of ten images."""
+    few = replace(named.images, keys=list(evenly(named.images.keys, 10)))
     shown, labels = vectors(checkpoint, named._replace(images=few))
     names = named.classes.names
     scores = ZeroShotClassifier(checkpoint, names).vector_logits(shown)
