@@ -31,7 +31,8 @@ LARGE = 24 << 20  # huggingface_hub writes 10 MiB at a time
 class HubServer(LocalServer):
     """`files`: of each repository, path and content. `stop_after`: bytes of a large file after which the connection
     is `cut`, or stands still. `flip`: send one wrong byte. `ranges`: offsets at which large files were asked for.
-    `revisions`: asked for; `missing`: those that no repository has."""
+    `revisions`: asked for; `missing`: those that no repository has. `oids`: false hashes by file name. `refusal`:
+    status and headers of each answer of its API; `gated`: none may read the files."""
 
     def __init__(self):
         super().__init__(HubRequest)
@@ -41,6 +42,9 @@ class HubServer(LocalServer):
         self.paths: list[str] = []
         self.revisions: list[str] = []
         self.missing: set[str] = set()
+        self.oids: dict[str, str] = {}
+        self.refusal: tuple[int, dict[str, str]] | None = None
+        self.gated = False
 
 
 class HubRequest(QuietRequest, BaseHTTPRequestHandler):
@@ -51,6 +55,9 @@ class HubRequest(QuietRequest, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
+        if self.server.refusal and path.startswith("/api/"):
+            status, headers = self.server.refusal
+            return self._send(status, b"{}", headers)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(tree|revision)/.*", path):
             repository, what = match.groups()
             self.server.revisions.append(revision := path.rpartition("/")[2])
@@ -59,11 +66,17 @@ class HubRequest(QuietRequest, BaseHTTPRequestHandler):
             if (files := self.server.files.get(repository)) is None:
                 return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             entries = [entry(name, content) for name, content in files.items()]
+            for name, oid in self.server.oids.items():
+                facts = next(one for one in entries if one["path"] == name)
+                facts.get("lfs", facts)["oid"] = oid
             return self._send(
                 200, json.dumps(entries if what == "tree" else {"id": repository, "sha": commit(revision)}).encode()
             )
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path):
             repository, revision, name = match.groups()
+            self.server.revisions.append(revision)
+            if self.server.gated:
+                return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
             return self._file(name, self.server.files[repository][name], commit(revision))
         self._send(404, b"{}")  # what the client asks for beside files
 
@@ -229,7 +242,52 @@ def test_offline_says_what_to_do(command, settings):
     code, out, err = command("download", "whisper-base", **settings)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("multimodal: error: hf-hub:openai/whisper-base: not in the cache, and the hub cannot be")
-    assert err.endswith("; go online and run it again, or give a folder with its files\n")
+    assert err.endswith("; go online and run it again, or give its folder\n")
+
+
+@pytest.mark.parametrize("settings", [{"offline": True}, {"endpoint": "http://127.0.0.1:9"}])
+def test_without_the_hub_files_in_the_cache_are_checked(command, settings):
+    folder = Path(command("download", "owner/large")[1].strip().rpartition(": ")[2])
+    assert command("download", "owner/large", **settings)[1].startswith("owner/large: 25.2 MB, checked: ")
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(b"damaged")
+    code, out, err = command("download", "owner/large", **settings)
+    assert (code, out) == (1, "")
+    assert "model.safetensors is damaged in the cache (its hash differs); go online" in err
+
+
+def test_a_hash_of_the_listing_is_never_a_path(server, command, tmp_path):
+    (precious := tmp_path / "precious").write_text("mine")
+    for name, path in (("config.json", "../../../precious"), ("model.safetensors", str(precious))):
+        server.oids = {name: path}
+        code, _, err = command("download", "owner/large")
+        assert (code, precious.read_text(), err.count("\n")) == (1, "mine", 1)
+        assert f"hf-hub:owner/large: {name}: expected a hash of" in err
+        assert not list(tmp_path.rglob("precious.*"))
+
+
+def test_all_of_a_download_is_of_one_commit(server, command, tmp_path):
+    command("download", "owner/large")
+    assert server.revisions[0] == "main"
+    assert set(server.revisions[1:]) == {COMMIT}
+    assert (tmp_path / "cache" / "models--owner--large" / "refs" / "main").read_text() == COMMIT
+
+
+def test_a_complete_cache_needs_no_place_for_locks(server, command, tmp_path):
+    command("download", "owner/large")
+    shutil.rmtree(tmp_path / "cache" / ".locks")
+    (tmp_path / "cache" / ".locks").touch()  # root writes in folders that can only be read
+    assert command("download", "owner/large")[0] == 0
+
+
+def test_a_hub_that_refuses_was_reached(server, command):
+    server.refusal = 401, {"X-Error-Message": "Invalid credentials in Authorization header"}
+    assert "the hub refused the token, or wants one (" in command("download", "owner/large")[2]
+    server.refusal = 429, {"Retry-After": "7"}
+    assert command("download", "owner/large")[2].endswith("; run it again after 7 s\n")
+    server.refusal, server.gated = None, True
+    err = command("download", "owner/large")[2]
+    assert err.endswith(f"gated; ask for access at {server.url}/owner/large and set HF_TOKEN to your token\n")
 
 
 def test_a_repository_that_is_not_on_the_hub_gets_near_names(command):

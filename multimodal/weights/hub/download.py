@@ -1,5 +1,6 @@
 """Repositories of the Hugging Face hub in its local cache: downloads that resume and are checked, listing, deletion."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.system.files import write_whole
 from multimodal.weights.files.formats import CTRANSLATE2_NAME, PICKLED_NAMES, SAFE_NAMES
 from multimodal.weights.hub.registry import find, near
 
@@ -18,6 +20,7 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 PARTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.tiktoken")  # configurations, tokenizers, at the top
 MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers
 PICKLED_MODULE = re.compile(r"\d+_\w+/pytorch_model\.bin")
+GIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 
 
 class Cached(NamedTuple):
@@ -44,9 +47,10 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
 
     An interrupted download goes on where it stopped; a file takes its place in the cache once its hash is right.
     `pickled`: pickled weights, if there are no safetensors. `check`: hash the files in the cache, too, and download
-    the damaged ones again. Raises CheckpointError."""
-    from huggingface_hub import snapshot_download
+    the damaged ones again. Raises CheckpointError, also for damage if the hub does not answer."""
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
+        GatedRepoError,
         HFValidationError,
         HTTPError,
         LocalEntryNotFoundError,
@@ -56,32 +60,36 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
 
     where = f"{HUB}{repository}"
     try:
-        files, offline = _listing(repository, revision)
+        files, commit, offline = _listing(repository, revision)
         files = {path: files[path] for path in wanted(files, pickled)}
-        if offline is None:
-            for file in files.values():
-                _fetch(repository, revision, file, check)
+        for file in files.values() if commit else ():
+            _fetch(repository, commit, file, check)
         others = (*PICKLED_NAMES, "*.nemo") if pickled else ()
         patterns = list(files) or [*PARTS, "*.safetensors", CTRANSLATE2_NAME, *others]
-        return Path(
+        folder = Path(
             snapshot_download(
                 repository,
-                revision=revision,
+                revision=commit or revision,
                 allow_patterns=patterns,
                 tqdm_class=_silent(),
-                local_files_only=offline is not None,
+                local_files_only=not commit,
             )
         )
+        if commit:
+            _name(repository, revision, commit)
+        elif check:
+            _check(where, folder, pickled)
+        return folder
+    except GatedRepoError:
+        page = f"{constants.ENDPOINT}/{repository}"
+        raise CheckpointError(f"{where}: gated; ask for access at {page} and set HF_TOKEN to your token") from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{where}: has no revision {revision[:80]} (the newest: {where}@main)") from None
     except RepositoryNotFoundError:
         names = ", ".join(near(repository, ()))
         raise CheckpointError(f"{where}: not on the hub, or not public{names and f' (near: {names})'}") from None
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"{where}: not in the cache, and the hub cannot be reached ({_cause(offline or error)}); go online "
-            "and run it again, or give a folder with its files"
-        ) from None
+        raise CheckpointError(f"{where}: not in the cache, and {_no_answer(offline or error)}") from None
     except HFValidationError as error:
         raise CheckpointError(f"{where}: expected OWNER/NAME ({_cause(error)})") from None
     except (HTTPError, OSError) as error:
@@ -138,8 +146,9 @@ def delete(name: str) -> Cached:
     return there[repository]
 
 
-def _listing(repository: str, revision: str) -> tuple[dict[str, Any], Exception | None]:
-    """Files of a repository by path; if the hub does not answer, those of the last download, and the error."""
+def _listing(repository: str, revision: str) -> tuple[dict[str, Any], str, Exception | None]:
+    """Files of a repository by path, and the commit that has them; if the hub does not answer, those of the last
+    download, no commit, and the error. Raises CheckpointError for a commit that cannot be one."""
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
@@ -149,18 +158,18 @@ def _listing(repository: str, revision: str) -> tuple[dict[str, Any], Exception 
     )
 
     try:
-        api = HfApi()
-        commit = api.model_info(
-            repository, revision=revision
-        ).sha  # at once, where a listing would try for half a minute
-        return _by_path(api.list_repo_tree(repository, recursive=True, revision=commit)), None
+        api = HfApi()  # model_info fails at once, where a listing would try for half a minute
+        commit = str(api.model_info(repository, revision=revision).sha)
+        if not GIT.fullmatch(commit):
+            raise CheckpointError(f"{HUB}{repository}: expected a commit of 40 hex digits, the hub says {commit!r:.80}")
+        return _by_path(api.list_repo_tree(repository, recursive=True, revision=commit)), commit, None
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
     except (HTTPError, ConnectionError) as error:
         try:
-            return _by_path(get_cached_repo_tree(repository, revision=revision)), error
+            return _by_path(get_cached_repo_tree(repository, revision=revision)), "", error
         except CachedRepoTreeNotFoundError:
-            return {}, error
+            return {}, "", error
 
 
 def _by_path(entries: Iterable[Any]) -> dict[str, Any]:
@@ -179,31 +188,36 @@ def _weights(top: list[str], names: tuple[str, ...], suffix: str | None) -> list
     return [path for path in top if suffix and path.endswith(suffix)]
 
 
-def _fetch(repository: str, revision: str, file: Any, check: bool) -> None:
+def _fetch(repository: str, commit: str, file: Any, check: bool) -> None:
     """Download one file to its place in the cache, whose name is its hash; huggingface_hub checks the size alone, and
-    starts a file over in another process."""
+    starts a file over in another process. Raises CheckpointError for a name that is no hash: it would be a path."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     digest, size = (file.lfs.sha256, file.lfs.size) if file.lfs else (file.blob_id, file.size)
+    if not (SHA256 if file.lfs else GIT).fullmatch(str(digest)):
+        raise CheckpointError(f"{HUB}{repository}: {file.path}: expected a hash of {64 if file.lfs else 40} hex digits,"
+                              f" the hub says {digest!r:.80}")  # fmt: skip
     folder = _folder(repository, constants.HF_HUB_CACHE)
     blob, part = folder / "blobs" / digest, folder / "blobs" / f"{digest}.incomplete"
+    whole = lambda: blob.exists() and (not check or _hash(blob, size, bool(file.lfs)) == digest)
+    if whole():  # before the lock, which a cache of another user has no place for
+        return
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / folder.name / f"{digest}.lock"  # huggingface_hub's own
     for place in (blob, lock):
         place.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
-        if blob.exists():
-            if not check or _hash(blob, size, bool(file.lfs)) == digest:
-                return
-            blob.unlink()
+        if whole():  # by another process
+            return
+        blob.unlink(missing_ok=True)
         done = part.stat().st_size if part.exists() and file.lfs else 0  # small files are text, which may come zipped
         if done > size or not file.lfs:
             part.unlink(missing_ok=True)
             done = 0
         with part.open("ab") as out:
             http_get(
-                hf_hub_url(repository, file.path, revision=revision), out, resume_size=done, expected_size=size,
+                hf_hub_url(repository, file.path, revision=commit), out, resume_size=done, expected_size=size,
                 headers=build_hf_headers(), displayed_filename=file.path, tqdm_class=None if file.lfs else _silent(),
             )  # fmt: skip
         if _hash(part, size, bool(file.lfs)) != digest:
@@ -213,6 +227,27 @@ def _fetch(repository: str, revision: str, file: Any, check: bool) -> None:
         part.replace(blob)
 
 
+def _check(where: str, folder: Path, pickled: bool) -> None:
+    """Raise CheckpointError for a file of a cached snapshot that differs from its hash, the name of what it links."""
+    for path in wanted([path.relative_to(folder).as_posix() for path in folder.rglob("*.*")], pickled):
+        blob = (folder / path).resolve()
+        large = bool(SHA256.fullmatch(blob.name))
+        if (large or GIT.fullmatch(blob.name)) and _hash(blob, blob.stat().st_size, large) != blob.name:
+            raise CheckpointError(f"{where}: {path} is damaged in the cache (its hash differs); go online and download "
+                                  "it again")  # fmt: skip
+
+
+def _name(repository: str, revision: str, commit: str) -> None:
+    """Record the commit of a branch or tag, as huggingface_hub does, for the time without the hub."""
+    from huggingface_hub import constants
+
+    name = _folder(repository, constants.HF_HUB_CACHE) / "refs" / revision
+    if revision != commit and not (name.is_file() and name.read_text() == commit):
+        with contextlib.suppress(OSError):  # of a cache that can only be read
+            name.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(name, commit.encode())
+
+
 def _hash(path: Path, size: int, large: bool) -> str:
     """sha256 of a large file, git's object id of another."""
     state = hashlib.sha256() if large else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -220,6 +255,16 @@ def _hash(path: Path, size: int, large: bool) -> str:
         while block := file.read(1 << 20):
             state.update(block)
     return state.hexdigest()
+
+
+def _no_answer(error: BaseException) -> str:
+    """Problem of a hub without an answer, and what to do."""
+    if (response := getattr(error, "response", None)) is None:
+        return f"the hub cannot be reached ({_cause(error)}); go online and run it again, or give its folder"
+    if response.status_code == 401:
+        return f"the hub refused the token, or wants one ({_cause(error)}); set HF_TOKEN to a valid token"
+    wait = response.headers.get("retry-after", "")[:40]
+    return f"the hub refused ({_cause(error)}); run it again {f'after {wait} s' if wait.isdigit() else 'later'}"
 
 
 def _cause(error: BaseException) -> str:
