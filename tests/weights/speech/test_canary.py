@@ -115,6 +115,7 @@ def folder(path, **config):
     return path
 
 
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
 def test_the_command_tells_languages_and_task(tmp_path, capsys):
     made = folder(tmp_path / "hub", eos_token_id=10)
     (tmp_path / "a.wav").write_bytes(wav(1.0))

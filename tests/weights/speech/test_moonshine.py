@@ -2,11 +2,13 @@
 
 import json
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from multimodal import transcribe
 from multimodal.errors import CheckpointError
 from multimodal.tokens.audio.features import speech_features
 from multimodal.weights.load import families, load
@@ -103,6 +105,20 @@ def folder(path, **config):
     return path
 
 
+@pytest.mark.parametrize("seconds", [1, 6])
+def test_a_text_has_at_most_13_tokens_a_second_and_a_cut_one_warns(seconds, tmp_path):
+    wave = torch.randn(seconds * 16000, generator=torch.Generator().manual_seed(0)) * 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = case("moonshine").model.generate(wave[None], max_length=13 * seconds + 1, do_sample=False)[0].tolist()
+    assert (theirs[-1] == 2) == (seconds == 6)
+    cut = f"<samples>: 0.00 to {seconds}.00 seconds: the text was cut at {13 * seconds} tokens"
+    with nullcontext() if theirs[-1] == 2 else pytest.warns(UserWarning, match=cut):
+        ours = transcribe(wave, load(folder(tmp_path / "hub")), vad_filter=False, no_speech_threshold=None)
+    assert [token for one in ours["segments"] for token in one["tokens"]] == [i for i in theirs[1:] if i != 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
 @pytest.mark.parametrize("compute", ["float32", "int8", "bfloat16"])
 def test_command_transcribes_in_segments(compute, tmp_path, capsys):
     made = folder(tmp_path / "hub")
