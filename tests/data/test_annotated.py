@@ -57,7 +57,7 @@ def test_conll_and_json_lines_are_the_same_texts(tmp_path, tokenizer):
         ("a.conll", "a", "line 1 has 1 columns, not 2"),
         ("a.conll", "a O\nb I-PER", "line 1: word 2 has 'I-PER' after 'O'; an entity begins with B-"),
         ("a.conll", "a B-LOC\nb I-PER", "word 2 has 'I-PER' after 'B-LOC'"),
-        ("a.conll", "\n\n", "holds no annotated text"),
+        ("a.conll", "\n\n", "holds no text"),
     ],
 )
 def test_tags_that_do_not_fit_are_refused(tmp_path, name, row, cause):

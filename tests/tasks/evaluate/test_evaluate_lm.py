@@ -132,10 +132,10 @@ def test_cloze_and_winograd_take_the_choice_with_the_highest_score(capsys, check
     ("cloze", '{"text": "a _", "choices": ["b", "c"], "answer": 2}', "expected 0 to 1 or a choice in 'answer' (got 2)"),
     ("cloze", '{"text": "a _ or _", "choices": ["b", "c"], "answer": 0}', "line 1: expected one blank _ (got 2)"),
     ("winograd", '{"text": "a _", "choices": ["b", "c"], "answer": 0}', "item 1: expected text after the blank"),
-    ("winograd", "[]", "line 1: expected a JSON object"),
-    ("last-word", "one", "line 1: not JSON"),
+    ("winograd", "[]", "line 1 is not a JSON object"),
+    ("last-word", "one", "line 1 is not JSON"),
     ("last-word", '{"text": "one"}', "line 1: expected two words or more"),
-    ("last-word", "", "holds no item"),
+    ("last-word", "", "holds no text"),
 ])  # fmt: skip
 def test_items_that_cannot_be_scored_are_one_line(capsys, folder, task, line, message):
     (folder / "bad.jsonl").write_text(line)

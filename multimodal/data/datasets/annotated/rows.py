@@ -27,10 +27,6 @@ class AnnotatedRow(NamedTuple):
         return value
 
 
-def is_json(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson"))
-
-
 def json_rows(path: Path) -> Iterator[AnnotatedRow]:
     """Raises DataError naming the line."""
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -47,4 +43,4 @@ def json_rows(path: Path) -> Iterator[AnnotatedRow]:
 def not_empty(rows: Sequence[Any], path: Path) -> None:
     """Raise DataError for a file without rows."""
     if not rows:
-        raise DataError(f"{path}: holds no annotated text")
+        raise DataError(f"{path}: holds no text")

@@ -12,7 +12,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from multimodal.data.batching import PaddedText, pad_rows, pad_text
-from multimodal.data.datasets.annotated.rows import is_json, json_rows, not_empty
+from multimodal.data.cleaning.compression import is_json
+from multimodal.data.datasets.annotated.rows import json_rows, not_empty
 from multimodal.data.examples import SizedExamples
 from multimodal.data.manifests import read_text
 from multimodal.errors import DataError

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from multimodal.data.batching import pad_rows
 from multimodal.data.cleaning.compression import is_json
+from multimodal.data.datasets.annotated.rows import AnnotatedRow, json_rows, not_empty
 from multimodal.data.datasets.text import IGNORED, TokenBatch, ends_of, texts_in
-from multimodal.data.manifests import read_text
 from multimodal.errors import DataError, TextError
-from multimodal.system.files import shown, strict_json
+from multimodal.system.files import shown
 from multimodal.tasks.evaluate.perplexity import causal_model, mask_of, places_of
 from multimodal.tasks.text.choices import continuation_ids
 from multimodal.weights.folder import Checkpoint
@@ -162,24 +162,21 @@ def _passages(path: Path) -> list[tuple[str, str]]:
     if not is_json(path):
         lines = ((number, line) for number, line in enumerate("\n".join(texts_in(path)).split("\n"), 1))
         return [(f"{path}: line {number}", line) for number, line in lines if line.strip()]
-    found = []
-    for place, row in _rows(path):
-        if not isinstance(row.get("text"), str) or not row["text"].strip():
-            raise DataError(f"{place}: expected a text in 'text' (got {shown(row.get('text'))})")
-        found.append((place, row["text"]))
+    found = [(row.where, row.text("text")) for row in json_rows(path)]
+    not_empty(found, path)
     return found
 
 
 def read_cloze(path: Path) -> list[ClozeItem]:
     """JSON lines with "text" (a blank `_`, or the choices stand at its end), "choices", and "answer", a number from 0
     or the text of a choice. Raises DataError that names the line."""
-    return [_item(place, row) for place, row in _rows(path)]
+    found = [_item(row) for row in json_rows(path)]
+    not_empty(found, path)
+    return found
 
 
-def _item(place: str, row: dict[str, Any]) -> ClozeItem:
-    text, choices, answer = (row.get(name) for name in ("text", "choices", "answer"))
-    if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{place}: expected a text in 'text' (got {shown(text)})")
+def _item(row: AnnotatedRow) -> ClozeItem:
+    place, text, choices, answer = row.where, row.text("text"), row.values.get("choices"), row.values.get("answer")
     fine = isinstance(choices, list) and all(isinstance(choice, str) and choice.strip() for choice in choices)
     if not fine or len(choices) < 2 or len(set(choices)) < len(choices):
         raise DataError(f"{place}: expected two or more different texts in 'choices' (got {shown(choices)})")
@@ -193,22 +190,3 @@ def _item(place: str, row: dict[str, Any]) -> ClozeItem:
     before, after = (text[: blanks[0].start()], text[blanks[0].end() :]) if blanks else (text, "")
     space = " " if before.strip() and (before != before.rstrip() or not blanks) else ""
     return ClozeItem(before.rstrip(), after, [space + choice.strip() for choice in choices], answer)
-
-
-def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Place and object of each JSON line. Raises DataError for another line, or none."""
-    found = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        place = f"{path}: line {number}"
-        if not line.strip():
-            continue
-        try:
-            row = strict_json(line)
-        except ValueError as error:
-            raise DataError(f"{place}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: expected a JSON object (got {shown(row)})")
-        found.append((place, row))
-    if not found:
-        raise DataError(f"{path}: holds no item")
-    return found
