@@ -75,19 +75,6 @@ def trust(options: Namespace) -> "Trust":
     return Trust(options.trust_paths, tuple(options.remote))
 
 
-def read_lines(path: str, flag: str) -> list[str]:
-    """The lines of a text file that a flag names. Raises UsageError."""
-    if not path or (Path(path).exists() and not Path(path).is_file()):
-        raise UsageError(f"{flag} {path!r}: not a regular file (folders, pipes and devices are not read)")
-    try:
-        return Path(path).read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also cut at U+2028
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
-
-
 def check_texts(p: "Parser", texts: list[str], read: str = "--file reads") -> None:
     """Refuse - among other texts, and the name of a file, which is no text. `read`: the flag that reads it."""
     if "-" in texts and len(texts) > 1:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from reprlib import Repr
 from typing import Any, Never
 
-from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.errors import CheckpointError, MultimodalError, UsageError
 from multimodal.system.signals import unbroken
 
 MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
@@ -77,6 +77,19 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
         raise error(f"{name}: no such file (cannot be opened)") from None
     except OSError as cause:
         raise error(f"{name}: cannot be opened ({cause.strerror})") from None
+
+
+def read_text_lines(path: str | Path, name: str) -> list[str]:
+    """The lines of a text file in UTF-8. Raises UsageError that begins with `name`: what the file is for."""
+    if not str(path) or (Path(path).exists() and not Path(path).is_file()):
+        raise UsageError(f"{name} {str(path)!r}: not a regular file (folders, pipes and devices are not read)")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig").split("\n")  # splitlines() would also cut at U+2028
+    except OSError as error:
+        raise UsageError(f"{name} {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UsageError(f"{name} {path}: is not UTF-8 text (byte {error.start} is {byte:#x})") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

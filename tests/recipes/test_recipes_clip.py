@@ -340,7 +340,7 @@ def test_only_classes_whose_names_stand_alone_are_held_out():
 def test_names_what_it_cannot_read(tmp_path):
     with pytest.raises(DataError, match=r"nothing\.zip: "):
         LabelledImageSource([str(tmp_path / "nothing.zip")], {}, 32)
-    with pytest.raises(UsageError, match=r"absent\.jsonl: missing"):
+    with pytest.raises(UsageError, match=r"class names .*absent\.jsonl: cannot be read"):
         class_names([tmp_path / "absent.jsonl"])
     for line in ('{"names": ["x"]}', "[" * 100_000):
         (tmp_path / "wrong.jsonl").write_text('{"id": "a", "names": ["b"]}\n' + line)
@@ -367,7 +367,7 @@ def test_a_file_that_names_no_classes_is_refused(tmp_path, content, cause):
     (tmp_path / "classes.jsonl").write_bytes(content)
     with pytest.raises(UsageError, match=rf"classes\.jsonl.*{cause}"):
         class_names([tmp_path / "classes.jsonl"])
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         class_names([tmp_path])
 
 

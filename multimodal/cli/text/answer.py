@@ -3,10 +3,10 @@
 from argparse import Namespace
 
 from multimodal.cli import flags
-from multimodal.cli.files import read_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import print_json, printable
 from multimodal.cli.parser import Parser
+from multimodal.system.files import read_text_lines
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import AnswerOptions
 
@@ -40,7 +40,7 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.tasks.text.answer import Answerer
 
-    context = options.context if options.file is None else "\n".join(read_lines(options.file, "--file"))
+    context = options.context if options.file is None else "\n".join(read_text_lines(options.file, "--file"))
     answerer = Answerer(loaded(options, "answer"), device=options.device, compute_type=options.compute_type,
                         **AnswerOptions.among(vars(options)))  # fmt: skip
     found = (

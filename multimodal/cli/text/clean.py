@@ -5,11 +5,12 @@ from argparse import Namespace
 from pathlib import Path
 
 from multimodal.cli.console import Progress, console
-from multimodal.cli.files import output_file, outputs_of, read_lines
+from multimodal.cli.files import output_file, outputs_of
 from multimodal.cli.flags import overwrite
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
 from multimodal.data.cleaning.options import CleanMachineOptions, CleanOptions
+from multimodal.system.files import read_text_lines
 from multimodal.system.options import add_flags as add_option_flags
 
 ENDINGS = tuple(kind + packed for kind in (".txt", ".jsonl") for packed in ("", ".gz", ".zst"))
@@ -43,7 +44,7 @@ def run(options: Namespace) -> int:
     outputs = outputs_of(options, but=("explain",))
     output = output_file(options.output, "--output", ENDINGS, outputs)
     explain = output_file(options.explain, "--explain", ENDINGS[3:], outputs)
-    words = read_lines(options.bad_words, "--bad_words") if options.bad_words is not None else []
+    words = read_text_lines(options.bad_words, "--bad_words") if options.bad_words is not None else []
     files = list(dict.fromkeys(map(Path, options.data)))
     size = sum(path.stat().st_size for path in files if path.is_file())
     shown, began = Progress("MB"), time.monotonic()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress, console
-from multimodal.cli.files import output_file, outputs_of, read_lines, trust
+from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable, six_digits
 from multimodal.cli.parser import Parser
@@ -32,6 +32,7 @@ from multimodal.errors import UsageError
 from multimodal.inference.options import BatchOptions
 from multimodal.system.assets import shipped
 from multimodal.system.config import required_model
+from multimodal.system.files import read_text_lines
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.tasks.classify.options import ClassifyOptions
@@ -345,7 +346,7 @@ def labels_and_templates(options: Namespace) -> tuple[list[str] | None, Any]:
 
     templates = _templates(options.templates)
     if options.labels_file is not None:
-        labels, prompts = labels_from(read_lines(options.labels_file, "--labels_file"), options.labels_file)
+        labels, prompts = labels_from(read_text_lines(options.labels_file, "--labels_file"), options.labels_file)
         if prompts is not None and templates is not None:
             raise UsageError(f"--templates: {options.labels_file} has the prompts of each label already")
         return labels, templates if prompts is None else prompts
@@ -365,4 +366,4 @@ def _templates(value: str | None) -> str | list[str] | None:
 
     if value is None or value == "none" or value in TEMPLATES or not Path(value).exists():
         return value
-    return templates_from(read_lines(value, "--templates"), value)
+    return templates_from(read_text_lines(value, "--templates"), value)

@@ -1,7 +1,6 @@
 """Class names, and captions for labelled images: names, WordNet hypernyms and glosses in templates."""
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from multimodal.data.sources import Source
 from multimodal.errors import DataError, UsageError
+from multimodal.system.files import read_text_lines, strict_json
 
 # WordNet's upper levels describe nothing visible
 VAGUE = frozenset({
@@ -145,37 +145,26 @@ def class_names(files: Iterable[Path], sources: Iterable[str | Path] = ()) -> di
     beside = [place / "classes.jsonl" for source in sources for place in (Path(source), Path(source).parent)]
     found: dict[str, Concept] = {}
     for path in dict.fromkeys([*files, *filter(Path.is_file, beside)]):
-        for number, line in enumerate(_lines(path), 1):
+        lines = read_text_lines(path, "class names")
+        if not any(map(str.strip, lines)):
+            raise UsageError(f"{path}: names no classes (it is empty)")
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 identity, concept = _class(line, f"{path} line {number}")
                 found[identity] = concept.extended(found.get(identity))
     return {identity: concept for identity, concept in found.items() if concept.names}
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        raise UsageError(f"{path}: {'is no file' if path.exists() else 'missing'} (it names the classes)")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 text (byte {error.start}), and is to name the classes") from None
-    if not any(map(str.strip, lines)):
-        raise UsageError(f"{path}: names no classes (it is empty)")
-    return lines
-
-
 def _class(line: str, where: str) -> tuple[str, Concept]:
     try:
-        row = json.loads(line)
+        row = strict_json(line)
         for key in ("names", "hypernyms"):
             texts = row.get(key, [])
             if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
                 raise TypeError(f"{key} is no list of texts: {str(texts)[:40]!r}")
         concept = Concept(tuple(row["names"]), tuple(row.get("hypernyms", ())), row.get("gloss", ""))
         return row.get("id") or row["wnid"], concept
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{where}: no object with `id` and `names` ({error!r})") from None
 
 

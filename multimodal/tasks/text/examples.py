@@ -1,11 +1,11 @@
 """Few-shot prompts: demonstrations before the question (Brown et al. 2020, section 2)."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from multimodal.errors import UsageError
+from multimodal.system.files import read_text_lines, strict_json
 
 QUESTION = "Input: {}\nOutput:"
 EXAMPLE = QUESTION + " {}\n\n"
@@ -23,15 +23,9 @@ def read_examples(path: str, flag: str) -> list[Demonstration]:
     ending = Path(path).suffix.lower()
     if ending not in (".jsonl", ".tsv"):
         raise UsageError(f"{flag} {path}: must end in .jsonl or .tsv")
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{flag} {path}: is not UTF-8 text (byte {error.start})") from None
     read = _object if ending == ".jsonl" else _columns
     examples = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text_lines(path, flag), 1):
         if line.strip():
             pair = read(line.rstrip("\r"))
             if pair is None or not all(text.strip() for text in pair):
@@ -49,8 +43,8 @@ def read_examples(path: str, flag: str) -> list[Demonstration]:
 
 def _object(line: str) -> Demonstration | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = strict_json(line)
+    except ValueError:
         return None
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in Demonstration._fields):
         return None
