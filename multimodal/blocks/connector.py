@@ -83,7 +83,8 @@ class Connector(nn.Module):
         for more rows than `positions`."""
         config = self.config
         if config.pool > 1:
-            x = F.avg_pool1d(x.transpose(1, 2), config.pool).transpose(1, 2)
+            rows = x.shape[1] // config.pool  # may be 0
+            x = x[:, : rows * config.pool].unflatten(1, (rows, config.pool)).mean(2)
         x = x if self.norm is None else self.norm(x)
         x = pixel_shuffle(x, grid, config.shuffle) if config.shuffle > 1 else x
         if config.stack > 1:

@@ -75,7 +75,8 @@ def connector_shares(
     attention."""
     config, shares = connector.config, torch.eye(len(states))
     if config.pool > 1:
-        shares = shares[: len(shares) // config.pool * config.pool].unflatten(0, (-1, config.pool)).mean(1)
+        rows = len(shares) // config.pool  # may be 0
+        shares = shares[: rows * config.pool].unflatten(0, (rows, config.pool)).mean(1)
     if config.shuffle > 1:
         shares = pixel_shuffle(shares[None], grid, config.shuffle)[0].unflatten(1, (config.shuffle**2, -1)).mean(1)
     if config.stack > 1:

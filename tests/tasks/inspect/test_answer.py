@@ -84,6 +84,12 @@ def test_rows_of_a_connector_lead_back_to_its_states(made, row, expected):
     assert {i: round(float(share), 6) for i, share in enumerate(shares[row]) if share} == expected
 
 
+def test_a_single_state_makes_no_row_of_two():
+    connector = Connector(config(pool=2, norm=True))
+    assert connector_shares(connector, torch.zeros(1, WIDTH)).shape == (0, 1)
+    assert connector(torch.zeros(1, 1, WIDTH)).shape == (1, 0, WIDTH)
+
+
 def test_the_shares_of_a_resampler_are_its_attention():
     torch.manual_seed(0)
     connector = randomized(Connector(config(resampler=stack(source_width=WIDTH), queries=3)))

@@ -41,8 +41,8 @@ def picture(width: int, height: int) -> Image.Image:
 def inputs(name: str, model: AnyToText) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Ids of one text with media, our rows of the media, and what transformers takes in their place."""
     if name in ("Qwen2-Audio", "Voxtral"):
-        features = noise(2, BANDS, FRAMES)
-        lengths = torch.tensor([27, FRAMES]) if name == "Qwen2-Audio" else torch.tensor([FRAMES, FRAMES])
+        features = noise(3, BANDS, FRAMES)
+        lengths = torch.tensor([27, 2, FRAMES] if name == "Qwen2-Audio" else [FRAMES] * 3)  # 2 frames have no row
         rows = torch.cat(model.encode_audio(features, lengths))
         theirs = {"input_features": features}
         if name == "Qwen2-Audio":
