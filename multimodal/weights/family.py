@@ -28,10 +28,10 @@ class Family:
 
     `defaults`: values of keys that a configuration leaves out, after `complete` has added what shapes imply.
     `config_from(config, tensors)` builds our frozen configuration and raises CheckpointError for what is not stated,
-    rather than guess. `beside`: a JSON file by the weights, whose content the configuration gets under this name, {}
-    without it. `tokenizer`, `preprocessing`, `chat` and `card` (facts for the card) read the folder, None for a
-    bare file. `needs`: configuration file without which heads are unknown. `one_size`: images have the size of the
-    configuration, as the original model takes no other."""
+    rather than guess. `beside`: a JSON file by the weights, whose content the configuration gets under this name, or
+    that of the feature extractor in transformers 5's one file, else {}. `tokenizer`, `preprocessing`, `chat` and `card`
+    (facts for the card) read the folder, None for a bare file. `needs`: configuration file without which heads are
+    unknown. `one_size`: images have the size of the configuration, as the original model takes no other."""
 
     name: str
     model: type[nn.Module]
@@ -62,11 +62,11 @@ class Family:
 
     def load(self, tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None) -> Checkpoint:
         """Build the checkpoint. Raises CheckpointError that begins with `where`."""
-        with self._naming(where):
+        with self.naming(where):
             if self.needs and not config:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             if self.beside:
-                config = ({self.beside: optional_json(folder / self.beside)} if folder else {}) | config
+                config = ({self.beside: _beside(folder, self.beside)} if folder else {}) | config
             search: dict[str, Any] = {}
             if folder and self.model in (TextTransformer, EncoderDecoder):
                 search = optional_json(folder / "generation_config.json") or config
@@ -90,7 +90,7 @@ class Family:
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)
 
     @contextmanager
-    def _naming(self, where: str) -> Iterator[None]:
+    def naming(self, where: str) -> Iterator[None]:
         """Turn what a wrong value in a foreign configuration raises into one error that names the file."""
         try:
             yield
@@ -106,3 +106,8 @@ class Family:
     def export(self, model: nn.Module) -> Tensors:
         """Tensors of the model under the family's names."""
         return export_tensors(self.rows(model.config), model.state_dict())
+
+
+def _beside(folder: Path, name: str) -> dict[str, Any]:
+    own = optional_json(folder / name) or optional_json(folder / "processor_config.json").get("feature_extractor")
+    return own if isinstance(own, dict) else {}

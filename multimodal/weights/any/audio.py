@@ -22,6 +22,7 @@ from multimodal.weights.any.parts import (
     perceptron_rows,
 )
 from multimodal.weights.family import Family
+from multimodal.weights.speech.whisper import PREPROCESSOR, check_features
 from multimodal.weights.table import NameRow, Tensors, linears, under, weight_and_bias
 
 SIZES = {"num_mel_bins": 128, "max_source_positions": 1500, "scale_embedding": False, "activation_function": "gelu"}
@@ -36,8 +37,9 @@ HAS = ("audio_tower.conv1.weight", "language_model.model.embed_tokens.weight")
 
 
 def encoder_config(config: dict[str, Any], final_norm: bool) -> WhisperEncoderConfig:
-    """Raises CheckpointError for options that Whisper's encoder lacks."""
+    """Raises CheckpointError for options that Whisper's encoder lacks, and for another spectrogram."""
     audio = SIZES | (config.get("audio_config") or {})
+    check_features(config, audio["num_mel_bins"])
     if audio["scale_embedding"] or audio["activation_function"] != "gelu":
         raise CheckpointError("config.json: audio_config with scale_embedding or another activation is not supported")
     width, layers, hidden, heads = (audio.get(key, audio.get(other, USUAL[key])) for key, other in SPELT.items())
@@ -105,9 +107,11 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 QWEN2_AUDIO = Family(
     "qwen2-audio", AnyToText, (*HAS, "multi_modal_projector.linear.weight"), qwen2_config, qwen2_rows, tokenizer,
     needs="config.json", defaults={"audio_token_index": 151646}, types=("qwen2_audio",),
+    beside=PREPROCESSOR,
     chat=partial(chat_format, audio="<|AUDIO|>"),
 )  # fmt: skip
 VOXTRAL = Family(
     "voxtral", AnyToText, (*HAS, "multi_modal_projector.linear_1.weight"), voxtral_config, voxtral_rows, tokenizer,
-    complete=voxtral_complete, needs="config.json", defaults={"audio_token_id": 24}, types=("voxtral",),
+    complete=voxtral_complete, needs="config.json", beside=PREPROCESSOR, defaults={"audio_token_id": 24},
+    types=("voxtral",),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from multimodal.blocks.connector import ConnectorConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
+from multimodal.system.files import shown
 from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
@@ -27,7 +28,9 @@ VISION = {"hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 1
 DEFAULTS = {"image_token_id": 128257, "scale_factor": 2}
 NAMES = Names("model.text_model.", "lm_head.weight")
 CONNECTOR = "model.connector.modality_projection.proj.weight"
-LANCZOS = 1  # Pillow's number
+RESAMPLE = {1: "lanczos", **image_processor.RESAMPLE}
+STEPS = image_processor.COMMON | {"resample": 1, "do_image_splitting": True, "size": {"longest_edge": 4 * 364},
+                                  "max_image_size": {"longest_edge": 364}}  # fmt: skip
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
@@ -53,14 +56,16 @@ def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing 
     found = image_processor.image_record(folder) if folder else None
     if found is None:
         return None
-    path, record = found
-    longest, tile = record["size"].get("longest_edge"), record["max_image_size"]["longest_edge"]
-    steps = all(record.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize", "image_splitting"))
-    if not steps or not longest or record.get("resample", LANCZOS) not in (LANCZOS, *image_processor.RESAMPLE):
+    path, steps = found[0], STEPS | found[1]
+    if (name := image_processor.class_of(steps, "Idefics3")) not in ("Idefics3", "SmolVLM"):
+        raise CheckpointError(f"{path}: image processor {shown(name)} is not supported")
+    image_processor.check_steps(path, steps, RESAMPLE)
+    longest, tile = steps["size"].get("longest_edge"), steps["max_image_size"]["longest_edge"]
+    if not steps["do_image_splitting"] or not longest:
         raise CheckpointError(f"{path}: these steps are not supported (expected splitting with a longest edge)")
-    resample = {LANCZOS: "lanczos", **image_processor.RESAMPLE}[record.get("resample", LANCZOS)]
-    mean, std = (tuple(map(float, record[f"image_{name}"])) for name in ("mean", "std"))
-    return Preprocessing((tile, tile), "squash", resample, mean, std, 0, 1.0, tiling=Tiling("split", longest=longest))
+    mean, std = (tuple(map(float, steps[f"image_{name}"])) for name in ("mean", "std"))
+    tiling = Tiling("split", longest=longest)
+    return Preprocessing((tile, tile), "squash", RESAMPLE[steps["resample"]], mean, std, 0, 1.0, tiling=tiling)
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:

@@ -17,7 +17,9 @@ from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
+# steps of 0.02 s to the latest first time: OpenAI's, and that of the files of 2023 before they were corrected
+LATEST_FIRST = 50, 1
 DIMENSIONS = (
     "n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer",
     "n_vocab", "n_text_ctx", "n_text_state", "n_text_head", "n_text_layer",
@@ -95,14 +97,18 @@ def _openai_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer 
     return released_tokenizer(config["dims"]["n_vocab"])
 
 
+def check_features(config: dict[str, Any], bands: int) -> None:
+    """Raise CheckpointError for a spectrogram that is not Whisper's."""
+    for key, only in {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000, "feature_size": bands}.items():
+        if (got := config.get(PREPROCESSOR, {}).get(key, only)) != only:
+            raise CheckpointError(f"{PREPROCESSOR}: {key} must be {only} (got {got!r})")
+
+
 def _hf_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
     for key, only in {"activation_function": "gelu", "scale_embedding": False}.items():
         if config.get(key, only) != only:
             raise CheckpointError(f"whisper config: {key} must be {only!r} (got {config[key]!r})")
-    computed = {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000, "feature_size": config["num_mel_bins"]}
-    for key, only in computed.items():
-        if (got := config.get(PREPROCESSOR, {}).get(key, only)) != only:
-            raise CheckpointError(f"{PREPROCESSOR}: {key} must be {only} (got {got!r})")
+    check_features(config, config["num_mel_bins"])
     tied = config.get("tie_word_embeddings", True)
     head, embedding = tensors.get("proj_out.weight"), tensors.get("model.decoder.embed_tokens.weight")
     if tied and head is not None and embedding is not None and not head.equal(embedding):
@@ -140,21 +146,30 @@ def _hf_rows(config: WhisperConfig) -> list[NameRow]:
 def _hf_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Attention heads for word timestamps and options of transcription, which Hugging Face stores beside the
     weights."""
-    told = optional_json(folder / "generation_config.json") if folder else {}
+    told = optional_json(folder / GENERATION) if folder else {}
     tokenizer = released_tokenizer(config["vocab_size"])
     card = {"alignment_heads": told.get("alignment_heads"), "transcribe": tokenizer and _asked(told, tokenizer)}
     return {name: value for name, value in card.items() if value}
 
 
 def _asked(told: dict[str, Any], t: WhisperTokenizer) -> dict[str, Any]:
-    """Options that a fine-tuned model asks for where they are not those of the released models."""
+    """Options that a fine-tuned model asks for where they are not those of the released models. Raises CheckpointError
+    for rules without an option."""
     found: dict[str, Any] = {}
     never, first = told.get("suppress_tokens"), told.get("begin_suppress_tokens")
     usual = {*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech}
     if isinstance(never, list) and set(never) != usual:
         found["suppress_tokens"] = never
+    blank = [*t.encode(" "), t.eot]
     if first == []:
         found["suppress_blank"] = False
+    elif first is not None and (not isinstance(first, list) or sorted(map(str, first)) != sorted(map(str, blank))):
+        raise CheckpointError(f"{GENERATION}: begin_suppress_tokens must be {blank} or [] (got {first!r:.40})")
+    latest = told.get("max_initial_timestamp_index")
+    if latest not in (None, *LATEST_FIRST):
+        if type(latest) is not int or latest < 1:
+            raise CheckpointError(f"{GENERATION}: max_initial_timestamp_index must be 1 or more (got {latest!r})")
+        found["max_initial_timestamp"] = latest * t.SECONDS_PER_TIMESTAMP
     if t.multilingual:
         names = {i: name.strip("<|>") for name, i in t.control_ids.items()}
         old = {place: names.get(token) for place, token in told.get("forced_decoder_ids") or []}  # older files

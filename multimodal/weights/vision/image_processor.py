@@ -4,6 +4,7 @@ Traps: a size of one number is both edges or the shortest, by class; null is no 
 change nothing."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def preprocessing_of(path: Path, record: dict[str, Any], processor: str) -> Prep
     if name not in PROCESSORS:
         raise CheckpointError(f"{path}: image processor {shown(name)} is not supported")
     steps = COMMON | PROCESSORS[name] | record
-    _check_steps(path, steps)
+    check_steps(path, steps)
     size = _sides(path, "size", steps)
     edge = size.get("shortest_edge")
     before = (size["height"], size["width"]) if edge is None else (edge, edge)
@@ -96,8 +97,8 @@ def preprocessing_of(path: Path, record: dict[str, Any], processor: str) -> Prep
     )
 
 
-def _check_steps(path: Path, steps: dict[str, Any]) -> None:
-    """Raise CheckpointError that names `path`, the key and its value."""
+def check_steps(path: Path, steps: dict[str, Any], resample: Iterable[int] = RESAMPLE.keys()) -> None:
+    """Raise CheckpointError that names `path`, the key and its value. `resample`: Pillow's numbers that it may be."""
     for key in ("image_mean", "image_std"):
         value = steps[key]
         if not isinstance(value, list) or len(value) != 3 or not all(isinstance(n, int | float) for n in value):
@@ -107,7 +108,7 @@ def _check_steps(path: Path, steps: dict[str, Any]) -> None:
     good = {
         **{key: bool(steps[key]) for key in ("do_resize", "do_rescale", "do_normalize")},
         "rescale_factor": abs(factor * 255 - 1) < 1e-5,
-        "resample": any(steps["resample"] == number for number in RESAMPLE),
+        "resample": any(steps["resample"] == number for number in resample),
         "pad_size": not (steps["do_pad"] and steps["pad_size"]),  # without it images are padded to their batch
     }
     for key, supported in good.items():

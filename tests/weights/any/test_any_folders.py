@@ -66,10 +66,30 @@ def test_steps_that_are_not_ours_are_refused(tmp_path):
     known = sizes | {"image_std": HALF, "resample": 1, "do_image_splitting": True}
     path.write_text(json.dumps(known))
     assert load(tmp_path).preprocessing.tiling == Tiling("split", longest=56)
-    for change in ({"do_image_splitting": False}, {"size": {"height": 28, "width": 28}}, {"resample": 0}):
+    for change, named in (
+        ({"do_image_splitting": False}, "these steps are not supported"),
+        ({"size": {"height": 28, "width": 28}}, "these steps are not supported"),
+        ({"resample": 0}, "resample 0 is not supported"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
+        ({"image_processor_type": "Idefics2ImageProcessor"}, "image processor 'Idefics2' is not supported"),
+    ):
         path.write_text(json.dumps(known | change))
-        with pytest.raises(CheckpointError, match=r"preprocessor_config.json: these steps are not supported"):
+        with pytest.raises(CheckpointError, match=rf"preprocessor_config.json: {named}"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Qwen2-Audio", "Voxtral"])
+def test_other_spectrograms_than_whispers_are_refused(name, tmp_path):
+    case(name).reference.save_pretrained(tmp_path)
+    record = {"feature_extractor": {"feature_size": case(name).config["audio_config"]["num_mel_bins"]}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(record))
+    load(tmp_path)
+    for key, value in (("hop_length", 200), ("n_fft", 512)):
+        record["feature_extractor"] |= {key: value}
+        (tmp_path / "processor_config.json").write_text(json.dumps(record))
+        with pytest.raises(CheckpointError, match=rf"{key} must be \d+ \(got {value}\)"):
+            load(tmp_path)
+        record["feature_extractor"].pop(key)
 
 
 @pytest.mark.parametrize(
