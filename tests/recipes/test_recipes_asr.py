@@ -298,6 +298,7 @@ def test_joined_utterances_are_those_after_each_other(manifest, tmp_path):
 
 def test_transcripts_are_plain_and_words_are_the_same_tokens_anywhere():
     assert plain("It’s  2 o'clock, Mr. Smith!") == "it's 2 o'clock mr smith"
+    assert plain("काला, ที่") == "काला ที่"  # vowel signs and tones are marks
     tokenizer = BytePairTokenizer.train([" the cat", " a the cat"] * 5, 280)
     whole = transcript_ids(tokenizer, "the cat the cat")
     assert whole == transcript_ids(tokenizer, "the cat") * 2

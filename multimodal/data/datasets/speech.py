@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import category
 
 import torch
 from jaxtyping import Float
@@ -32,8 +33,8 @@ class SpeechFrames(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Normalize a transcript: lower case, letters, digits and apostrophes, single spaces."""
-    kept = "".join(c if c.isalnum() or c == "'" else " " for c in text.replace("’", "'").lower())
+    """Normalize a transcript: lower case, letters with their marks, digits and apostrophes, single spaces."""
+    kept = "".join(c if category(c)[0] in "LMN" or c == "'" else " " for c in text.replace("’", "'").lower())
     return " ".join(kept.split())
 
 

@@ -54,7 +54,7 @@ class AnswerEvaluation:
 def plain(text: str) -> str:
     """Lower-case words without articles and punctuation. Combining marks and the signs of numbers stay."""
     kept = "".join(
-        c if c.isalnum() or c in "_'-" or unicodedata.category(c)[0] == "M" else " "
+        c if unicodedata.category(c)[0] in "LMN" or c in "_'-" else " "
         for c in unicodedata.normalize("NFC", text.lower()).replace("\N{MINUS SIGN}", "-")
     )
     return " ".join(word for word in re.sub(r"(?<!\s)-|-(?!\d)", " ", f" {kept}").split() if word not in ARTICLES)
