@@ -78,8 +78,11 @@ def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationT
     if arch == "stablelm":
         out.add_uint32(f"{arch}.rope.dimension_count", 2)
         out.add_bool(f"{arch}.use_parallel_residual", False)
+    kinds = {int: out.add_uint32, float: out.add_float32, str: out.add_string, list: out.add_array}
     for key, value in changes.items():
-        out.add_uint32(f"{arch}.{key}", value)
+        out.kv_data[0].pop(f"{arch}.{key}", None)
+        if value is not None:
+            kinds[type(value)](f"{arch}.{key}", value)
     (byte_level if pieces is None else partial(sentencepieces, pieces))(out)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
@@ -175,6 +178,40 @@ def test_quantized_files_are_read_as_transformers_reads_them(tmp_path):
         mine = load(path)
         assert (mine.model(ids) - theirs(ids).logits).abs().max() <= 1e-5, kind
         assert isinstance(Generator(mine, chat=True, max_new_tokens=3)("Why?"), str)
+
+
+@torch.no_grad()
+def test_a_rope_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path):
+    model = reference("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0})
+    ids = torch.randint(3, 400, (2, 20), generator=torch.Generator().manual_seed(1))
+    path, factor = tmp_path / "model.gguf", "rope.scaling.factor"
+    for more in ({factor: 4.0}, {factor: 4.0, "rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.0}):
+        assert (load(written(path, "llama", model, **more)).model(ids) - model(ids).logits).abs().max() <= 1e-5
+    plain = reference("llama")
+    for more in ({factor: 0.0}, {factor: 4.0, "rope.scaling.type": "none"}, {"rope.scaling.type": "yarn"}):
+        assert (load(written(path, "llama", plain, **more)).model(ids) - plain(ids).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 3.0},
+         r"rope\.scaling\.attn_factor 3\.0 is not supported \(must be 1\)"),
+        ({"rope.scaling.type": "su", "rope.scaling.factor": 4.0}, r"rope\.scaling\.type 'su' is not supported"),
+        ({"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}, r"factor 4\.0 beside rates in tensors"),
+        ({"block_count": 2**32 - 1}, r"llama\.block_count: 4294967295, more than its \d+ tensors can fill"),
+        ({"block_count": None}, r"llama\.block_count: expected a number above 0 \(got None\)"),
+        ({"embedding_length": None}, r"llama\.embedding_length: expected a number above 0 \(got None\)"),
+        ({"attention.head_count": 0}, r"llama\.attention\.head_count: expected a number above 0 \(got 0\)"),
+        ({"attention.head_count": "4"}, r"llama\.attention\.head_count: expected a number above 0 \(got '4'\)"),
+        ({"attention.head_count_kv": [2, 2]}, r"model\.gguf: invalid llama-hf configuration"),
+        ({"context_length": None}, r"model\.gguf: llama-hf configuration lacks 'max_position_embeddings'"),
+    ],
+)  # fmt: skip
+def test_metadata_that_says_no_model_of_ours_is_refused_by_name(changes, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(written(tmp_path / "model.gguf", "llama", reference("llama"), **changes))
+    assert str(caught.value).count("model.gguf") == 1
 
 
 def test_what_is_not_supported_or_damaged_is_one_line(tmp_path):

@@ -38,6 +38,7 @@ NAMES = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
     "use_parallel_residual": "use_parallel_residual",
 }  # fmt: skip
+COUNTS = ("embedding_length", "block_count", "attention.head_count")  # of every file
 # those that say nothing more about the computation
 NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "attention.layer_norm_epsilon",
            "attention.causal", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length",
@@ -54,8 +55,10 @@ def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) ->
     if arch not in KINDS or EMBEDDING not in tensors:
         raise CheckpointError(f"{path}: GGUF of architecture {arch!r:.40} is not supported (one of {', '.join(KINDS)})")
     family = families()[KINDS[arch][0]]
-    config = _config(path, arch, fields, tensors)
-    made = family.load(_renamed(path, arch, family, config, tensors), config, str(path))
+    with family.naming(str(path)):
+        config = _config(path, arch, fields, tensors)
+        renamed = _renamed(path, arch, family, config, tensors)
+    made = family.load(renamed, config, str(path))
     tokenizer = gguf_tokenizer(path, fields, made.model.config.vocabulary, made.model.config.context)
     card = made.card | {"format": f"gguf ({family.name})"}
     return Checkpoint(made.model, tokenizer, None, str(path), card, chat=_chat(fields, tokenizer))
@@ -65,6 +68,9 @@ def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> 
     own = {name.removeprefix(f"{arch}."): value for name, value in fields.items() if name.startswith(f"{arch}.")}
     if unknown := sorted(name for name in own.keys() - NAMES.keys() - set(NEUTRAL) if own[name]):
         raise CheckpointError(f"{path}: {arch}.{unknown[0]} {own[unknown[0]]!r:.40} is not supported")
+    for name in COUNTS:
+        if type(own.get(name)) is not int or own[name] < 1:
+            raise CheckpointError(f"{path}: {arch}.{name}: expected a number above 0 (got {own.get(name)!r:.40})")
     config = {ours: own[name] for name, ours in NAMES.items() if name in own}
     config |= {"model_type": KINDS[arch][1], "vocab_size": len(tensors[EMBEDDING]),
                "tie_word_embeddings": HEAD not in tensors, "architectures": ["GGUFForCausalLM"]}  # fmt: skip
@@ -82,8 +88,16 @@ def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> 
 
 
 def _rope(path: Path, own: dict[str, Any], config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    kind, factor = own.get("rope.scaling.type", "none"), own.get("rope.scaling.factor")
-    trained = own.get("rope.scaling.original_context_length")
+    """Trap: llama.cpp takes a factor without a type as linear, one of 0 as none."""
+    kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor") or 1.0
+    trained, gain = own.get("rope.scaling.original_context_length"), own.get("rope.scaling.attn_factor")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise CheckpointError(f"{path}: rope.scaling.type {kind!r:.40} is not supported (one of none, linear, yarn)")
+    scaled = kind != "none" and factor != 1.0
+    if RATES[0] not in tensors and gain not in (None, 1.0):
+        raise CheckpointError(f"{path}: rope.scaling.attn_factor {gain!r:.40} is not supported (must be 1)")
+    if scaled and (kind == "longrope" or {"rope_freqs.weight", *RATES} & tensors.keys()):
+        raise CheckpointError(f"{path}: rope.scaling.factor {factor!r:.40} beside rates in tensors is not supported")
     if "rope_freqs.weight" in tensors:  # Llama 3.1's: the same divisors for all lengths
         rates = tensors.pop("rope_freqs.weight").tolist()
         return {"rope_scaling": {"rope_type": "longrope", "short_factor": rates, "long_factor": rates,
@@ -91,14 +105,9 @@ def _rope(path: Path, own: dict[str, Any], config: dict[str, Any], tensors: Tens
     if RATES[0] in tensors:
         short, long = (tensors.pop(name).tolist() for name in RATES)
         return {"original_max_position_embeddings": trained, "rope_scaling": {
-            "rope_type": "longrope", "short_factor": short, "long_factor": long,
-            "attention_factor": own.get("rope.scaling.attn_factor")}}  # fmt: skip
-    if kind == "none" or (kind == "linear" and factor in (None, 1.0)):
-        return {}
-    if kind not in ("linear", "yarn"):
-        raise CheckpointError(f"{path}: rope.scaling.type {kind!r:.40} is not supported (one of none, linear, yarn)")
+            "rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": gain}}  # fmt: skip
     more = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
-    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}}
+    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}} if scaled else {}
 
 
 def _renamed(path: Path, arch: str, family: Family, config: dict[str, Any], tensors: Tensors) -> Tensors:
@@ -106,8 +115,10 @@ def _renamed(path: Path, arch: str, family: Family, config: dict[str, Any], tens
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     number = next(one for one in MODEL_ARCH if MODEL_ARCH_NAMES[one] == arch)
-    known = get_tensor_name_map(number, config["num_hidden_layers"])
+    if (layers := config["num_hidden_layers"]) > len(tensors):
+        raise CheckpointError(f"{path}: {arch}.block_count: {layers}, more than its {len(tensors)} tensors can fill")
     model = build(TextTransformer, family.config_from(family.completed(config, {}), tensors), len(tensors))
+    known = get_tensor_name_map(number, layers)
     left, made = dict(tensors), {}
     for name in family.export(model):
         theirs = known.get_name(name, try_suffixes=(".weight", ".bias"))
