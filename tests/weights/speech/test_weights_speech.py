@@ -263,6 +263,9 @@ def test_heads_for_word_times_come_from_the_folder(hf, tmp_path):
         ({"language": "hindi", "suppress_tokens": []}, {"language": "hindi", "suppress_tokens": []}),
         ({"language": "<|de|>", "begin_suppress_tokens": []}, {"language": "de", "suppress_blank": False}),
         ({"forced_decoder_ids": [[1, 50261], [2, 50358]]}, {"language": "de", "task": "translate"}),
+        ({"language": "de", "max_initial_timestamp_index": 5}, {"language": "de", "max_initial_timestamp": 0.1}),
+        ({"max_initial_timestamp_index": 50}, None),
+        ({"max_initial_timestamp_index": 1, "begin_suppress_tokens": [50257, 220]}, None),
         ({"forced_decoder_ids": [[1, None], [2, 50359]], "begin_suppress_tokens": [220, 50257]}, None),
     ],
 )
@@ -273,6 +276,17 @@ def test_what_a_fine_tuned_whisper_asks_for_is_its_default(told, asked, tmp_path
     if asked:
         options = options_for(replace(whispers()[1], card=card), {})
         assert options.language == {"hindi": "hi", "de": "de"}[asked["language"]]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"begin_suppress_tokens": [220, 50257, 50384]}, {"begin_suppress_tokens": 220}, {"begin_suppress_tokens": [[]]},
+     {"max_initial_timestamp_index": 0}, {"max_initial_timestamp_index": "5"}, {"max_initial_timestamp_index": []}],
+)  # fmt: skip
+def test_rules_of_a_whisper_without_an_option_are_refused(told, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {next(iter(told))} must be .* \(got "):
+        WHISPER_HF.card(tmp_path, {"vocab_size": 51865})
 
 
 def test_the_released_list_of_suppressed_tokens_is_ours(tmp_path):
