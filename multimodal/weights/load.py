@@ -131,6 +131,9 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     known = {name: None for family in families().values() for name in family.types if name}
     alike = get_close_matches(str(kind), known, n=3, cutoff=0.5)
     hint = f"; near: {', '.join(alike)}" if alike else ""
+    tower = config.get("vision_config")
+    if isinstance(tower, dict) and tower.get("model_type"):
+        kind = f"{kind} with vision_config of kind {shown(tower['model_type'])}"
     hint += "; auto_map names code, which is never run" if config.get("auto_map") else ""
     raise CheckpointError(f"{where}: unknown format ({kind}; {len(tensors)} tensors such as {some}){hint}")
 

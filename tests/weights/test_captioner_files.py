@@ -221,6 +221,13 @@ def test_a_bias_of_two_names_that_differ_is_refused():
         made.family.load(made.tensors | {name: made.tensors[name] + 1}, made.config, "file")
 
 
+def test_blips_model_for_questions_is_named():
+    made = case("Hugging Face BLIP")
+    other = {"text_encoder.embeddings.LayerNorm.bias": torch.zeros(8)}  # of BlipForQuestionAnswering
+    with pytest.raises(CheckpointError, match=r"^file: BLIP for questions"):
+        made.family.load(made.tensors | other, made.config, "file")
+
+
 @pytest.mark.parametrize("name", ["Hugging Face BLIP", "Hugging Face GIT", "Hugging Face GIT, tied"])
 def test_logits_go_through_the_embedding_only_where_the_file_says_so(name):
     made = case(name)

@@ -32,6 +32,8 @@ HEAD = bert.Head(f"{PART}.transform.dense", f"{PART}.transform.LayerNorm", f"{PA
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> VisionEncoderDecoderConfig:
     text, vision = part(config, "text", TEXT), part(config, "vision", VISION)
+    if any(name.startswith("text_encoder.") for name in tensors):
+        raise CheckpointError("BLIP for questions (BlipForQuestionAnswering) is not supported; its captioner is")
     if not text["is_decoder"]:
         raise CheckpointError("config.json: is_decoder must be true in a captioner")
     if (tied := HEAD.tied(tensors, EMBEDDING, config)) is None:

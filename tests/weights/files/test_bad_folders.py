@@ -33,6 +33,10 @@ def folder(tmp_path):
 CONFIGS = [
     ({"model_type": "qwen4"}, r"unknown format \(qwen4; .*\); near: qwen3"),
     (
+        {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},  # Pixtral as transformers saves it
+        r"unknown format \(llava with vision_config of kind 'pixtral'; ",
+    ),
+    (
         {"model_type": "phi", "auto_map": {"AutoModel": "own.Model"}},
         r"near: phi3.*; auto_map names code, which is never",
     ),
