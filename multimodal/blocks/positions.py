@@ -93,7 +93,7 @@ def alibi(heads: int, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
     nearest = 2 ** math.floor(math.log2(heads))
     number = torch.arange(heads, device=distance.device)
     powers = torch.where(number < nearest, -8 * (number + 1), -4 * (2 * (number - nearest) + 1))
-    return -torch.exp2(powers / nearest)[:, None, None] * distance.abs()
+    return -torch.exp2(powers.float() / nearest)[:, None, None] * distance.abs()
 
 
 class GatedBias(NamedTuple):
@@ -185,7 +185,8 @@ class Disentangled:
         """Row of the table for query minus key positions."""
         middle = self.span // 2
         size = torch.where(distance.abs() < middle, middle - 1, distance.abs())
-        far = torch.log(size / middle) / torch.log(torch.tensor((self.furthest - 1) / middle)) * (middle - 1)
+        reach = torch.tensor((self.furthest - 1) / middle, dtype=torch.float32)
+        far = torch.log(size.float() / middle) / torch.log(reach) * (middle - 1)
         rows = torch.where(size <= middle, distance, (torch.ceil(far) + middle) * distance.sign()).long()
         return (rows + self.span).clamp(0, 2 * self.span - 1)
 

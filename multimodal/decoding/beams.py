@@ -67,7 +67,7 @@ class Beams:
     ):  # fmt: skip
         self.step, self.cache, self.eos, self.beams, self.processors = step, cache, eos, beams, processors
         self.prompts, self.ids, self.new = len(prompt), prompt, prompt
-        self.sums = torch.zeros(len(prompt), device=prompt.device)
+        self.sums = torch.zeros(len(prompt), dtype=torch.float32, device=prompt.device)
         self.followers = [one for one in processors if hasattr(one, "reorder_rows")]
 
     def next(self) -> Float[Tensor, "B N"]:

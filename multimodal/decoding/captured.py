@@ -39,7 +39,7 @@ class SearchState(ABC):
         self.processors = processors
         self.ids = torch.zeros(rows, capacity + 1, dtype=torch.long, device=device)
         self.first = torch.zeros(1, dtype=torch.long, device=device)
-        self.sums = torch.zeros(rows, device=device)
+        self.sums = torch.zeros(rows, dtype=torch.float32, device=device)
         self.token = torch.zeros(rows, dtype=torch.long, device=device)
 
     @property

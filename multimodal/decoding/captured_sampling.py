@@ -67,7 +67,7 @@ class SamplingState(SearchState):
         self.rules = rules
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.left = torch.zeros(rows, dtype=torch.long, device=device)
-        self.draws = torch.ones(rows, vocabulary, device=device) if rules.temperature else None
+        self.draws = torch.ones(rows, vocabulary, dtype=torch.float32, device=device) if rules.temperature else None
 
     def limit(self, limits: Int[Tensor, "B"]) -> None:
         self.left.zero_()  # of unused rows

@@ -91,8 +91,8 @@ def most_probable(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
     if whole < 2 * PIECE or logits.device.type != "cpu":
         return logits.argmax(-1)
     first = logits[:, :whole].unflatten(1, (-1, PIECE)).amax(2).argmax(1, keepdim=True) * PIECE
-    rest = torch.arange(whole, logits.shape[1]).expand(len(logits), -1)
-    places = torch.cat([first + torch.arange(PIECE), rest], 1)
+    rest = torch.arange(whole, logits.shape[1], device="cpu").expand(len(logits), -1)
+    places = torch.cat([first + torch.arange(PIECE, device="cpu"), rest], 1)
     return places.gather(1, logits.gather(1, places).argmax(1, keepdim=True))[:, 0]
 
 
@@ -206,7 +206,8 @@ def _one_by_one(
     limit = torch.tensor(limits, device=prompt.device).repeat_interleave(copies)
     if max(limits) < 1:
         return SampledTokens([[] for _ in limit], [0.0] * len(limit))
-    ids, new, sums, ended = prompt, prompt, torch.zeros(len(limit), device=prompt.device), limit <= 0
+    ids, new, ended = prompt, prompt, limit <= 0
+    sums = torch.zeros(len(limit), dtype=torch.float32, device=prompt.device)
     live: list[int | None] = [number if most > 0 else None for number, most in enumerate(limits)]
     numbers, results = list(range(len(prompt))), {}
 

@@ -206,7 +206,7 @@ def no_text_probability(model: Transducer, frames: Float[Tensor, "T J"]) -> floa
     blank = tokens[:, config.blank]
     if not config.durations:
         return float(blank.sum().exp())
-    reached = torch.full((count + 1,), -torch.inf, device=frames.device)
+    reached = torch.full((count + 1,), -torch.inf, dtype=torch.float32, device=frames.device)
     reached[0] = 0.0
     for at in range(count):
         for number, step in enumerate(config.durations):

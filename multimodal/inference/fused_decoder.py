@@ -154,7 +154,7 @@ def _rms_norm(weight: Float[Tensor, "D"], eps: float | None) -> Callable[[Tensor
     """x / √(|x|²/D + eps) · weight in four calls; PyTorch's own takes a dozen on a CPU."""
     width, dtype = len(weight), weight.dtype
     eps = torch.finfo(dtype).eps if eps is None else eps
-    least, gain = torch.tensor((eps * width) ** 0.5), weight.float() * width**0.5
+    least, gain = torch.tensor((eps * width) ** 0.5, dtype=torch.float32), weight.float() * width**0.5
 
     def normed(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         size = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)

@@ -53,7 +53,7 @@ class PackedLinear(Frozen):
         small = weight.dtype == torch.float32 and self.in_features <= SHORT and weight.numel() <= LARGE
         self.table = None
         if single_rows and small and activation[0] == "none" and fast_tables():
-            table, row = RowTable(weight), torch.rand(1, self.in_features)
+            table, row = RowTable(weight), torch.rand(1, self.in_features, dtype=torch.float32, device="cpu")
             same = torch.equal(table(row[0]), _product(row, packed, None, *self.activation)[0])
             self.table = table if same else None
 

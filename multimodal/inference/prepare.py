@@ -227,7 +227,7 @@ def quicker_type() -> torch.dtype:
     if not fast_bfloat16():
         return torch.float32
     types = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-    rows, weight = torch.ones(512, 512), torch.ones(1536, 512)
+    rows, weight = (torch.ones(count, 512, dtype=torch.float32, device="cpu") for count in (512, 1536))
 
     def measure() -> str:
         maps = {name: (PackedLinear(weight.to(dtype)), rows.to(dtype)) for name, dtype in types.items()}

@@ -28,9 +28,9 @@ class RowTable:
         padded = F.pad(weight, (0, 0, 0, missing)) if missing else weight  # `pad` copies
         self.table = padded.reshape(self.parts, beside, inputs).transpose(1, 2).contiguous()  # [parts K beside]
         self.starts = list(range(0, inputs, block or inputs))
-        self.rows = torch.arange(self.parts * inputs, dtype=torch.int32)
+        self.rows = torch.arange(self.parts * inputs, dtype=torch.int32, device="cpu")
         firsts = [part * inputs + start for part in range(self.parts) for start in self.starts]
-        self.firsts, self.flat = torch.tensor(firsts, dtype=torch.int32), self.table.view(-1, beside)
+        self.firsts, self.flat = torch.tensor(firsts, dtype=torch.int32, device="cpu"), self.table.view(-1, beside)
 
     def __call__(self, x: Float[Tensor, "K"]) -> Float[Tensor, "N"]:
         weights = x if self.parts == 1 else torch.cat([x] * self.parts)  # `repeat` takes five times as long

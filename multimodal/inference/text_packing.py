@@ -54,7 +54,7 @@ def pool_ragged(
     `model.pooled(vectors[:, None])` of the first ones is BERT's pooler. Raises ValueError for another pool."""
     if pool not in POOLS:
         raise ValueError(f"pool {pool!r}: none of {', '.join(POOLS)}")
-    parts, order = [torch.empty(0, model.config.width, device=model.device)], []
+    parts, order = [torch.empty(0, model.config.width, dtype=torch.float32, device=model.device)], []
     for batch, states in _states(model, rows, segments, table, tokens):
         order += batch.numbers
         flat, places = states.flatten(0, 1), torch.tensor(batch.places, device=states.device)
@@ -101,7 +101,7 @@ def _laid(batch: _Batch, values: Sequence[Sequence[int]], empty: int) -> Int[Ten
     laid = [[empty] * batch.width for _ in range(batch.rows)]
     for (row, start, count), own in zip(batch.places, values, strict=True):
         laid[row][start : start + count] = own
-    return torch.tensor(laid)
+    return torch.tensor(laid, device="cpu")
 
 
 def _mask(model: TextTransformer, owners: Int[Tensor, "R T"]) -> Bool[Tensor, "R 1 T T"]:

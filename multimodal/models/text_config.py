@@ -90,7 +90,8 @@ def _rates(config: PositionConfig, index: Int[Tensor, "*B T"], width: int) -> Fl
     if config.yarn:
         fast, slow, trained, whole = config.yarn
         return yarn_rates(rates, config.theta, 1 / config.scale, fast, slow, trained, whole)
-    short, long = (rates / torch.tensor(own, device=index.device) for own in (config.factors, config.long_factors))
+    factors = (config.factors, config.long_factors)
+    short, long = (rates / torch.tensor(own, dtype=torch.float32, device=index.device) for own in factors)
     return torch.where(length > config.trained, long, short)
 
 

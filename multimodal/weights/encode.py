@@ -28,7 +28,7 @@ def text_features(
     longest = min(context, tokenizer.context or context)
     free = padding_is_free(model.config)
     ids, mask, _ = tokenizer.batch(list(rows), longest, pad_to_length=not free)
-    lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1])
+    lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1], device=ids.device)
     order, device, vectors, done = lengths.argsort(descending=True), model.logit_scale.device, None, 0
     while done < len(order):
         width = int(lengths[order[done]])

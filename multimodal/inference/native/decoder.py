@@ -27,7 +27,8 @@ class NativeDecoder(Replacement, Frozen, TextTransformer):
     def __init__(self, decoder: TextTransformer):
         super().__init__(decoder)
         self.halves: WeakKeyDictionary[LayerCache, tuple[Tensor, Tensor, Tensor]] = WeakKeyDictionary()
-        self.biases = torch.empty(0, 0)  # of heads and distances, the last for distance 0
+        # of heads and distances, the last for distance 0
+        self.biases = torch.empty(0, 0, dtype=torch.float32, device="cpu")
 
     def forward(
         self, ids: Int[Tensor, "B T"], source: Float[Tensor, "P S _"] | None = None,

@@ -28,7 +28,7 @@ def prefers_int8(dtype: torch.dtype) -> bool:
     answers = ("int8", "float")
 
     def measure() -> str:
-        rows, weight = torch.ones(ROWS, INPUTS), torch.ones(OUTPUTS, INPUTS)
+        rows, weight = (torch.ones(count, INPUTS, dtype=torch.float32, device="cpu") for count in (ROWS, OUTPUTS))
         exact, quick, cast = PackedLinear(weight.to(dtype)), NativeLinear(weight, int8=True), rows.to(dtype)
         return answers[least_time(lambda: exact(cast)) < least_time(lambda: quick(rows))]
 

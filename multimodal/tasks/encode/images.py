@@ -42,7 +42,8 @@ def batches(
         """A row of its batch's tensor for each image, so that nothing is stacked."""
         remaining = iter(images)
         while several := list(islice(remaining, batch_size)):
-            pixels = torch.empty(len(several), 3, *record.size, pin_memory=torch.cuda.is_initialized())
+            shape, pinned = (len(several), 3, *record.size), torch.cuda.is_initialized()
+            pixels = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=pinned)
             yield from (_Row(image, pixels, index) for index, image in enumerate(several))
 
     def fill(row: _Row) -> int:

@@ -16,8 +16,9 @@ from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.tasks.encode.images import ahead, name_of, settled
 from multimodal.tasks.encode.videos import FramePreparation
+from multimodal.tokens.image.arrays import as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, native_size, preprocess
-from multimodal.tokens.image.reading import read_image, to_rgb
+from multimodal.tokens.image.reading import to_rgb
 from multimodal.weights.encode import image_features, vector_width
 
 MOST = 1 << 14  # patches of an image: attention is quadratic
@@ -53,7 +54,7 @@ def native_features(
         for _, error in batch.refused:
             raise error
         vectors.append(encode_native(model, batch.pixels, token_budget).features.float().cpu())
-    return torch.cat(vectors) if vectors else torch.zeros(0, vector_width(model))
+    return torch.cat(vectors) if vectors else torch.zeros(0, vector_width(model), dtype=torch.float32, device="cpu")
 
 
 def native_batches(
@@ -77,7 +78,7 @@ def native_frames(model: nn.Module, record: Preprocessing, max_tokens: int | Non
 
 def native_pixels(image: Any, record: Preprocessing, patch: int, max_tokens: int) -> Float[Tensor, "3 H W"]:
     """Preprocess one image at its aspect ratio with at most `max_tokens` patches. Raises ImageError."""
-    rgb = to_rgb(image) if isinstance(image, Image.Image) else read_image(image)
+    rgb = to_rgb(as_image(image))
     return preprocess(rgb, native_record(rgb, record, patch, max_tokens, name_of(image)))
 
 
@@ -109,7 +110,7 @@ def encode_native(
         made.append(model.encode_image(images) if isinstance(model, CLIP) else model.features(images))
         computed += len(rows) * lengths[rows[-1]]
     if not made:
-        return EncodedImages(torch.zeros(0, vector_width(model)), 0.0)
+        return EncodedImages(torch.zeros(0, vector_width(model), dtype=torch.float32), 0.0)
     back = torch.tensor(order, device=device).argsort()
     return EncodedImages(torch.cat(made)[back], 1 - sum(lengths) / computed)
 

@@ -64,7 +64,7 @@ def with_videos(
 
 def clip_mean(batches: Iterable[ImageBatch], encode: Callable[[Any], Float[Tensor, "B X"]]) -> Float[Tensor, "1 X"]:
     """Mean of the frames' rows of `encode(pixels)`. Raises the error of a video that cannot be read."""
-    total, count = torch.zeros(()), 0
+    total, count = torch.zeros((), dtype=torch.float32, device="cpu"), 0
     for batch in checked_batches(batches):
         rows = encode(batch.pixels).float().cpu()
         total, count = total + rows.sum(0, keepdim=True), count + len(rows)

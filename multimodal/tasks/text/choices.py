@@ -66,7 +66,7 @@ def scored(write: TextWriter, prompt: str, choices: list[str], name: str = "prom
 def _logprobs(write: TextWriter, row: list[int], answers: list[list[int]]) -> list[list[float]]:
     """Log-probabilities of the tokens of answers to an encoded prompt; what follows the shorter ones is padding."""
     step, cache, ids = write.start([row])
-    rows = pad_sequence(list(map(torch.tensor, answers)), batch_first=True).to(ids.device)
+    rows = pad_sequence([torch.tensor(one, device="cpu") for one in answers], batch_first=True).to(ids.device)
     first = step(ids, cache)[:, -1:].expand(len(answers), -1, -1)
     cache.reorder_rows(torch.zeros(len(answers), dtype=torch.long, device=ids.device))
     logits = torch.cat([first, step(rows[:, :-1], cache)], 1) if rows.shape[1] > 1 else first

@@ -214,7 +214,7 @@ class TextWriter:
         if self.encoder is None:
             ids, start = left_pad(prompts, device)
         else:
-            rows = pad_sequence(list(map(torch.tensor, prompts)), batch_first=True).to(device)
+            rows = pad_sequence([torch.tensor(one, device="cpu") for one in prompts], batch_first=True).to(device)
             valid = padding(torch.tensor(list(map(len, prompts)), device=device), rows.shape[1])
             source = self.encoder.encode(rows, valid)
             ids, start = torch.full((len(prompts), 1), self.encoder.config.start_id, device=device), None

@@ -101,7 +101,8 @@ class TranslationWriter:
     @torch.inference_mode()
     def _batch(self, rows: Sequence[tuple[int, ...]]) -> list[Translation]:
         options, device = self.options, self.network.decoder.device
-        ids = pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=self.tokenizer.pad_id)
+        sources = [torch.tensor(row, device="cpu") for row in rows]
+        ids = pad_sequence(sources, batch_first=True, padding_value=self.tokenizer.pad_id)
         valid = padding(torch.tensor(list(map(len, rows)), device=device), ids.shape[1])
         prompt = torch.tensor([self.prompt] * len(rows), device=device)
         limits = [self._limit(len(row)) for row in rows]

@@ -260,7 +260,7 @@ class _Samples:
             self.end += len(chunk)
             self._drop(start)
         self._drop(start)
-        joined = torch.cat([torch.zeros(0), *self.buffer])
+        joined = torch.cat([torch.zeros(0, dtype=torch.float32, device="cpu"), *self.buffer])
         return joined[max(0, start - self.first) : max(0, stop - self.first)]
 
     def _drop(self, start: int) -> None:
@@ -287,7 +287,8 @@ class MelReader:
         A seek below an earlier one reads the recording again, unless its mel was kept. Raises AudioError if the
         recording has become shorter since its survey."""
         if seek * HOP - AHEAD >= self.samples:  # silence, nothing to read
-            return scaled_mel(torch.full((self.bands, count), FLOOR, device=self.device), self.peak)
+            silence = torch.full((self.bands, count), FLOOR, dtype=torch.float32, device=self.device)
+            return scaled_mel(silence, self.peak)
         return scaled_mel(self._computed(seek, count) if self.mel is None else self._kept(seek, count), self.peak)
 
     def _kept(self, seek: int, count: int) -> Float[Tensor, "M F"]:

@@ -102,7 +102,8 @@ class LiveSession:
         whisper = isinstance(checkpoint.model, Whisper)
         self.tokenizer = model_and_tokenizer(checkpoint)[1] if whisper else tokenizer_of(checkpoint)
         self.detector = SpeechDetector()
-        self.buffer, self.first, self.now, self.samples = torch.zeros(0), 0, 0, 0
+        self.buffer = torch.zeros(0, dtype=torch.float32, device="cpu")
+        self.first = self.now = self.samples = 0
         self.begin: int | None = None
         self.spoken = self.shown = 0
         self.recognizer: Recognizer | None = None
@@ -134,7 +135,7 @@ class LiveSession:
     def end(self, arrived: float) -> Iterator[Event]:
         """Events of the rest, when no more samples come."""
         if missing := -self.samples % FRAME:
-            self.detector.push(torch.zeros(missing))
+            self.detector.push(torch.zeros(missing, dtype=torch.float32, device="cpu"))
         for probability in self.detector.take():
             self.now = self.samples
             yield from self._frame(probability, arrived)

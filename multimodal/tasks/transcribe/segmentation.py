@@ -22,7 +22,8 @@ class LevelMeter:
     """Levels of each mel frame of a stream and, with `vad`, its speech probabilities, found on `device`."""
 
     def __init__(self, vad: bool = False, device: torch.device | str = "cpu"):
-        self.detector, self._rest = SpeechDetector(device) if vad else None, torch.zeros(0)
+        self.detector = SpeechDetector(device) if vad else None
+        self._rest = torch.zeros(0, dtype=torch.float32, device="cpu")
         # one growing buffer each: small tensors kept between large temporary ones would fragment the heap
         self._peaks, self._powers = array("f"), array("f")
 
@@ -37,7 +38,7 @@ class LevelMeter:
 
     def levels(self) -> tuple[Float[Tensor, "F"], Float[Tensor, "F"]]:
         """Peak and mean power of each whole frame."""
-        return torch.tensor(self._peaks), torch.tensor(self._powers)
+        return tuple(torch.tensor(one, dtype=torch.float32, device="cpu") for one in (self._peaks, self._powers))
 
     def speech(self, options: SpeechOptions, samples: int, longest: int | None) -> list[Clip] | None:
         """Speech in a recording of `samples` samples, in pieces of at most `longest` frames if given; None without

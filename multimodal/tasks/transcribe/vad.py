@@ -64,7 +64,8 @@ class SpeechDetector:
     def __init__(self, device: torch.device | str = "cpu"):
         self._model, self._state, self._device = silero(str(device)), None, device
         self._probabilities = array("f")  # one growing buffer: see segmentation.LevelMeter
-        self._rest = torch.zeros(CONTEXT)  # the context, then samples that do not fill a frame yet
+        # the context, then samples that do not fill a frame yet
+        self._rest = torch.zeros(CONTEXT, dtype=torch.float32, device="cpu")
 
     @torch.inference_mode()
     def push(self, samples: Float[Tensor, "T"]) -> None:
@@ -80,7 +81,7 @@ class SpeechDetector:
     @torch.inference_mode()
     def probabilities(self) -> Float[Tensor, "T"]:
         """One for each FRAME so far, the last one zero-padded."""
-        probabilities = torch.tensor(self._probabilities)
+        probabilities = torch.tensor(self._probabilities, dtype=torch.float32, device="cpu")
         if missing := (CONTEXT - len(self._rest)) % FRAME:
             rest = F.pad(self._rest, (0, missing)).to(self._device)
             probabilities = torch.cat([probabilities, self._model(_framed(rest), self._state)[0].cpu()])

@@ -40,7 +40,7 @@ BAND_GROUPS = 5  # on a CPU: neighbouring bands share few bins, so most of the w
 def mel_edges(bands: int) -> Float[Tensor, "edges"]:
     """Edges of triangular filters in Hz: filter i rises from edge i to i + 1 and falls to i + 2."""
     top = 15 + 27 * math.log(RATE / 2 / 1000) / math.log(6.4)
-    mels = torch.linspace(0, top, bands + 2, dtype=torch.float64)
+    mels = torch.linspace(0, top, bands + 2, dtype=torch.float64, device="cpu")
     return torch.where(mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27))
 
 
@@ -53,7 +53,7 @@ def mel_filters(bands: int, fft: int) -> Float[Tensor, "M bins"]:
     if bands < 1:
         raise UsageError(f"bands: must be at least 1 (got {bands})")
     edges = mel_edges(bands)
-    bins = torch.linspace(0, RATE / 2, fft // 2 + 1, dtype=torch.float64)
+    bins = torch.linspace(0, RATE / 2, fft // 2 + 1, dtype=torch.float64, device="cpu")
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rise, fall = (bins - low) / (centre - low), (high - bins) / (high - centre)
     return (torch.minimum(rise, fall).clamp(min=0) * 2 / (high - low)).float()
@@ -67,7 +67,8 @@ def _on_device(
     GPU."""
     keep_freed_memory()
     with torch.inference_mode(False):  # the cache must be usable outside inference mode
-        window, whole, groups = torch.hann_window(WINDOW, periodic, device=device), mel_filters(bands, fft), []
+        window = torch.hann_window(WINDOW, periodic, dtype=torch.float32, device=device)
+        whole, groups = mel_filters(bands, fft), []
         if device.type != "cpu":
             return window, [(0, whole.T.contiguous().to(device))]
         for filters in whole.chunk(BAND_GROUPS):
@@ -139,7 +140,7 @@ def log_mel_windows(
     count = -(-wave.shape[-1] // samples)
     mel = log_mel(pad_or_trim(wave, count * samples), bands)
     frames = samples // HOP
-    heard = -(-wave.shape[-1] // HOP) - frames * torch.arange(count)
+    heard = -(-wave.shape[-1] // HOP) - frames * torch.arange(count, device="cpu")
     return mel.unflatten(-1, (count, frames)).transpose(0, 1), heard.clamp(max=frames)
 
 
@@ -194,7 +195,7 @@ def spec_augment(
         time_masks = min(10, max(2, int(0.05 * frames)))
 
     def covered(size: int, masks: int, width: int) -> Tensor:
-        widths, places = torch.rand(2, masks, 1, generator=generator)
+        widths, places = torch.rand(2, masks, 1, dtype=torch.float32, generator=generator)
         widths = (widths * (min(width, size) + 1)).floor()
         starts = (places * (size - widths + 1)).floor()
         at = torch.arange(size)

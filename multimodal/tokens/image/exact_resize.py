@@ -109,9 +109,13 @@ def _loaded(build: bool) -> Resize | None:
         image: UInt8[np.ndarray, "H W 3"], cut: Cut, interpolation: str, table: Float32[np.ndarray, "3 256"] | None,
         planes: Float32[np.ndarray, "3 h w"] | UInt8[np.ndarray, "3 h w"],
     ) -> None:  # fmt: skip
-        """Write numbers of the `table`, without one levels."""
+        """Write numbers of the `table`, without one levels. Raises ValueError for arrays that it would overrun."""
         height, width = image.shape[:2]
         (new_width, new_height), (left, top, right, bottom), source = cut
+        _check(image, np.uint8, (height, width, 3))
+        _check(planes, np.uint8 if table is None else np.float32, (3, bottom - top, right - left))
+        if table is not None:
+            _check(table, np.float32, (3, 256))
         first, upper, last, lower = source or (0, 0, width, height)
         down = _axis(height, new_height, top, bottom, interpolation, float(upper), float(lower))
         across = _axis(width, new_width, left, right, interpolation, float(first), float(last))
@@ -121,6 +125,11 @@ def _loaded(build: bool) -> Resize | None:
         library.resize(image.ctypes.data, height, width, *places, not rows_first, tables, planes.ctypes.data)
 
     return resize if all(_is_exact(resize, *sizes) for sizes in TRIED) else None
+
+
+def _check(array: np.ndarray, dtype: type, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        raise ValueError(f"expected contiguous {dtype.__name__} of shape {shape} (got {array.dtype} of {array.shape})")
 
 
 def _is_exact(resize: Resize, width: int, height: int, new_width: int, new_height: int) -> bool:

@@ -54,7 +54,7 @@ def auto_contrast(images: Images, _: Numbers) -> Images:
 def equalize(images: Images, _: Numbers) -> Images:
     """Equalize the histogram of each channel."""
     levels = images.flatten(2).long()
-    counts = torch.zeros(*levels.shape[:2], 256, device=images.device)
+    counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.float32, device=images.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels, dtype=counts.dtype))
     places = torch.arange(256, device=images.device)
     top = (counts > 0).mul(places).amax(2, keepdim=True)

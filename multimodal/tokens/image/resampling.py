@@ -49,7 +49,7 @@ def mean_and_deviation(
 @lru_cache(maxsize=16)
 def _column(red: float, green: float, blue: float, device: torch.device) -> Float[Tensor, "3 1"]:
     """Cached, since copies stall a GPU."""
-    return torch.tensor([red, green, blue], device=device)[:, None]
+    return torch.tensor([red, green, blue], dtype=torch.float32, device=device)[:, None]
 
 
 def _whole(values: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def mapped(
     that is outside."""
     height, width = images.shape[-2:]
     a, b, c, d, e, f = (maps[:, i, None, None] for i in range(6))
-    y, x = (torch.arange(n, device=images.device) + 0.5 for n in (height, width))
+    y, x = (torch.arange(n, dtype=torch.float32, device=images.device) + 0.5 for n in (height, width))
     across, down = a * x + b * y[:, None] + c, d * x + e * y[:, None] + f
     inside = (across >= 0) & (across < width) & (down >= 0) & (down < height)
     left, top = (across - 0.5).floor(), (down - 0.5).floor()

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from multimodal.data.datasets.images import square
 from multimodal.system.compiled import COMPILERS
 from multimodal.tokens.image import exact_resize
+from multimodal.tokens.image.exact_resize import Cut, level_table
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing, preprocess
 
 CLIP = Preprocessing((32, 32), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 7, 1.0)
@@ -97,6 +98,13 @@ def test_pillow_serves_the_first_images_of_a_machine(built: Path, monkeypatch: p
     made = exact_resize._Compiled()
     assert all(made.get() is None for _ in range(3 * exact_resize.PATIENCE))
     assert asked == [False, True]  # looked for at once, compiled later, not tried again
+
+
+def test_arrays_that_the_pass_would_overrun_are_refused(fresh: exact_resize._Compiled):
+    rgb, cut, table = np.asarray(image(90, 90)), Cut((32, 32), (0, 0, 32, 32)), level_table(OPENAI_MEAN, OPENAI_STD)
+    for out in (np.empty((3, 32, 31), np.float32), np.empty((3, 32, 64), np.float32)[..., ::2]):
+        with pytest.raises(ValueError, match=r"expected contiguous float32 of shape \(3, 32, 32\)"):
+            fresh.get()(rgb, cut, "bicubic", table, out)
 
 
 def test_another_release_of_pillow_is_noticed(fresh: exact_resize._Compiled, monkeypatch: pytest.MonkeyPatch):

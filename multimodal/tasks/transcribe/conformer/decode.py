@@ -243,4 +243,4 @@ def hybrid_beam_search(
 
 def _uniform(vocabulary: int, ids: Int[Tensor, "R T"], cache: Cache) -> Float[Tensor, "R T V"]:
     """Equal logits: the scorer decides."""
-    return torch.zeros(*ids.shape, vocabulary, device=ids.device)
+    return torch.zeros(*ids.shape, vocabulary, dtype=torch.float32, device=ids.device)

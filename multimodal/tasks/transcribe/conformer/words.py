@@ -52,7 +52,9 @@ def align_tokens(logprobs: Float[Tensor, "T W"], ids: Sequence[int], blank: int)
         return []
     from torchaudio.functional import forced_align
 
-    path, scores = forced_align(logprobs.float().cpu()[None], torch.tensor([ids], dtype=torch.int32), blank=blank)
+    path, scores = forced_align(
+        logprobs.float().cpu()[None], torch.tensor([ids], dtype=torch.int32, device="cpu"), blank=blank
+    )
     spans: list[tuple[int, int, float]] = []
     last, probabilities = blank, scores[0].exp().tolist()
     for frame, token in enumerate(path[0].tolist()):

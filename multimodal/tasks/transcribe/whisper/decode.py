@@ -183,9 +183,9 @@ def _unpadded(
         logits, caches = [], []
         for rows in groups.values():
             caches.append(decoder.new_cache())
-            own = torch.tensor([prompts[i] for i in rows])
+            own = torch.tensor([prompts[i] for i in rows], device="cpu")
             logits.append(decoder(own, features[rows], cache=caches[-1], last=last))
-        order = torch.tensor([i for rows in groups.values() for i in rows]).argsort()
+        order = torch.tensor([i for rows in groups.values() for i in rows], device="cpu").argsort()
         cache.join(caches, ids.shape[1], order)
         return torch.cat(logits)[order]
 

@@ -53,7 +53,7 @@ def combine(
     UsageError for an unknown code, no window, or a weight that is negative or not finite."""
     if not windows:
         raise UsageError("language: expected at least one window (got 0)")
-    weights = torch.tensor([weight for _, weight in windows], dtype=torch.float64)
+    weights = torch.tensor([weight for _, weight in windows], dtype=torch.float64, device="cpu")
     if not (weights.isfinite().all() and (weights >= 0).all()):
         raise UsageError(f"language: weights must be 0 or more ({weights.tolist()})")
     if not weights.any():
@@ -64,7 +64,7 @@ def combine(
     codes = list(known if allowed is None else allowed)
     if not codes:
         raise UsageError("languages: expected at least one language")
-    rows = torch.tensor([[own[code] for code in codes] for own, _ in windows], dtype=torch.float64)
+    rows = torch.tensor([[own[code] for code in codes] for own, _ in windows], dtype=torch.float64, device="cpu")
     mean = (rows * weights[:, None]).sum(0)
     mean = mean / mean.sum() if mean.sum() else torch.full_like(mean, 1 / len(codes))
     best = int(mean.argmax())
