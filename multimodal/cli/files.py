@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multimodal.cli.output import fail
-from multimodal.errors import UsageError
+from multimodal.errors import TextError, UsageError
 from multimodal.system.assets import shipped
 from multimodal.system.outputs import Outputs
 
@@ -105,6 +105,15 @@ def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | 
             yield f"{name}, line {number}", line.decode()
         except UnicodeDecodeError:
             yield f"{name}, line {number}", line
+
+
+def decoded(line: str | bytes, where: str = "") -> str:
+    """The text of a line. Raises TextError that begins with `where` for one that is not UTF-8."""
+    try:
+        return line.decode() if isinstance(line, bytes) else line
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise TextError(f"{where}is not UTF-8 text (byte {error.start} of the line is {byte:#x})") from None
 
 
 def outputs_of(options: Namespace, inputs: Iterable[str | Path] = (), but: Collection[str] = ()) -> Outputs:

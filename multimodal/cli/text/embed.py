@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import check_texts, output_file, outputs_of, text_lines
+from multimodal.cli.files import check_texts, decoded, output_file, outputs_of, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
@@ -163,11 +163,7 @@ def _usable(given: Sequence[tuple[str, str | bytes]]) -> tuple[list[_Input], int
     usable, code = [], 0
     for number, (name, text) in enumerate(given, 1):
         try:
-            text = text.decode("utf-8") if isinstance(text, bytes) else text
-            check_text(text, name)
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            text, code = None, fail(f"{name}: is not UTF-8 (byte {error.start + 1} is {byte:#x})")
+            check_text(text := decoded(text, f"{name}: "), name)
         except TextError as error:
             text, code = None, fail(error)
         usable.append(_Input(number, text, name))

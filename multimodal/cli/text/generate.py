@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import check_texts, text_lines
+from multimodal.cli.files import check_texts, decoded, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, plain, print_json, printable, six_digits
 from multimodal.cli.parser import Parser, boolean
@@ -120,13 +120,12 @@ class _Asked:
 
     def text(self, name: str, line: str | bytes) -> str:
         """The prompt with its examples. Raises TextError."""
-        if isinstance(line, bytes):
-            raise TextError(f"{name}: is not UTF-8 text")
+        text = decoded(line, f"{name}: ")
         if not self.examples:
-            return line
+            return text
         from multimodal.tasks.text.examples import with_examples
 
-        text, left = with_examples(line, self.examples, self.write.fits)
+        text, left = with_examples(text, self.examples, self.write.fits)
         if left:
             context = self.write.context
             warnings.warn(f"{self.name(name)}: {left} of {len(self.examples)} examples are left out, as the context of "

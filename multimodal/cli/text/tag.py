@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from multimodal.cli import flags
-from multimodal.cli.files import check_texts, text_lines
+from multimodal.cli.files import check_texts, decoded, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
@@ -45,9 +45,7 @@ def run(options: Namespace) -> int:
     records, code = [], 0
     for name, text in given:
         try:
-            if isinstance(text, bytes):
-                raise TextError("is not UTF-8 text")
-            (entities,) = tagger(text)
+            (entities,) = tagger(text := decoded(text))
         except TextError as error:
             code = fail(f"{name}: {str(error).removeprefix('text 1: ')}")
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import check_texts, output_file, outputs_of, text_lines
+from multimodal.cli.files import check_texts, decoded, output_file, outputs_of, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, six_digits
 from multimodal.cli.parser import Parser
@@ -102,11 +102,7 @@ def _translated(translator: "TranslationWriter", sources: "list[SourceText]") ->
 def _read(translator: "TranslationWriter", name: str, text: str | bytes) -> "SourceText | None":
     """None for a line that is not translated, after a message."""
     try:
-        if isinstance(text, bytes):
-            text.decode()
-        return translator.read(text)
-    except UnicodeDecodeError as error:
-        fail(f"{name}: is not UTF-8 text (byte {error.start} of the line is {error.object[error.start]:#x})")
+        return translator.read(decoded(text))
     except TextError as error:
         fail(f"{name}: {error}")
     return None

@@ -206,7 +206,7 @@ def test_command_for_a_file_with_broken_lines(capsys, bert, tmp_path):
                              "--normalize")  # fmt: skip
         assert code == 1
         assert [line.split(f"{file}, ")[1][:7] for line in err.splitlines()] == ["line 2:", "line 3:", "line 5:"]
-        assert "is not UTF-8 (byte 5 is 0xff)" in err
+        assert "is not UTF-8 text (byte 4 of the line is 0xff)" in err
         assert out == f"{output}: 3 vectors of 24\n"
     made = np.load(tmp_path / "new" / "vectors.npy")
     assert made.dtype == np.float32

@@ -286,7 +286,7 @@ def test_the_command_prints_texts_and_reports_what_is_broken(capsys, tiny, tmp_p
     records = json.loads(out)
     assert code == 1
     assert err.splitlines() == [
-        f"multimodal: error: {prompts}, line 3: is not UTF-8 text",
+        f"multimodal: error: {prompts}, line 3: is not UTF-8 text (byte 0 of the line is 0xff)",
         f"multimodal: error: {prompts}, line 4: has 50 tokens, the model's context is 40 (on_long cut cuts it)",
     ]
     assert [record["prompt_tokens"] for record in records] == [3, 1, None, None, 5]
