@@ -14,7 +14,7 @@ from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.images import checked, thumbnail
 from multimodal.serve.media import Media
 from multimodal.serve.state import server_of
-from multimodal.serve.uploads import received
+from multimodal.serve.uploads import Form, received
 
 router = APIRouter(prefix="/v1", tags=["vision"])
 MOST = 256  # images of a request
@@ -43,7 +43,7 @@ BODY = {"required": True, "content": {
         "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
         "labels": {"type": "array", "items": {"type": "string"}}, "threshold": {"type": "number"},
         "top": {"type": "integer"}, "heatmaps": {"type": "integer"}, "model": {"type": "string"},
-        "templates": {"type": "string"},
+        "templates": {"type": "array", "items": {"type": "string"}},
     }}},
 }}  # fmt: skip
 
@@ -54,19 +54,25 @@ async def classify(request: Request) -> dict[str, Any]:
     server = server_of(request)
     if request.headers.get("content-type", "").startswith("multipart/"):
         async with received(request, server.folder) as form:
-            files = form.files.get("images", []) + form.files.get("file", [])
-            values: dict[str, Any] = {name: found[0] for name, found in form.texts.items() if name != "labels"}
-            values |= {"labels": form.texts["labels"]} if "labels" in form.texts else {}
-            asked = ClassificationRequest.model_validate(values | {"images": ["form"] * max(len(files), 1)})
-            if not files:
-                raise HttpError(400, "images: expected files", param="images")
-            return await _scored(request, asked, files)
+            return await _scored(request, *_from_form(form))
     asked = ClassificationRequest.model_validate_json(await request.body())
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         return await _scored(
             request, asked, [await media.read(one, f"images[{i}]") for i, one in enumerate(asked.images)]
         )
+
+
+def _from_form(form: Form) -> tuple[ClassificationRequest, list[Path | bytes]]:
+    """The request in a form, and its images. Raises HttpError, ValidationError."""
+    if unknown := [name for name in form.files if name not in ("images", "file")]:
+        raise HttpError(400, f"{unknown[0][:60]}: expected no file (images are)", param=unknown[0][:60])
+    files = form.files.get("images", []) + form.files.get("file", [])
+    if not files or "images" in form.texts:
+        raise HttpError(400, "images: expected files in a form", param="images")
+    lists = ("labels", "templates") if len(form.texts.get("templates", [])) > 1 else ("labels",)
+    values = {name: found if name in lists else form.text(name) for name, found in form.texts.items()}
+    return ClassificationRequest.model_validate(values | {"images": ["form"] * len(files)}), files
 
 
 async def _scored(request: Request, asked: ClassificationRequest, images: list[Any]) -> dict[str, Any]:

@@ -50,15 +50,14 @@ def prompts_of(labels: Sequence[str], templates: Templates) -> list[list[str]]:
 
 def prompt_functions(templates: Sequence[str] | str) -> list[Callable[[str], str]]:
     """Functions from a label to a prompt. Raises UsageError for an unknown set or a template without {}."""
-    if isinstance(templates, str):
+    if isinstance(templates, str) and "{}" not in templates:
         if templates == "none":
             return [lambda label: label]
         if templates not in TEMPLATES:
-            raise UsageError(
-                f"{templates}: unknown (one of none, {', '.join(TEMPLATES)}, or a file)", argument="templates"
-            )
+            known = ", ".join(("none", *TEMPLATES))
+            raise UsageError(f"{templates}: unknown (one of {known}, or prompts with {{}})", argument="templates")
         return list(getattr(open_clip_prompts(), TEMPLATES[templates]))
-    several = texts_of(templates, "templates", UsageError)
+    several = texts_of([templates] if isinstance(templates, str) else templates, "templates", UsageError)
     plain = [template.replace("{c}", "{}") for template in several]  # CLIP_benchmark writes {c}
     for template in plain:
         if template.count("{}") != 1:
