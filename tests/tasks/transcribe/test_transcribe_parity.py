@@ -43,6 +43,7 @@ def reference(wave, attempts, seed=0, **options):
         {},
         {"without_timestamps": True, "condition_on_previous_text": False, "initial_prompt": "some names"},
         {"language": "de", "task": "translate", "beam_size": 3, "initial_prompt": "hello there"},
+        {"initial_prompt": "", "carry_initial_prompt": True},
         {"language": None, "no_speech_threshold": 1e-8},
         {"beam_size": 5, "patience": 2.0, "length_penalty": 0.6},
         {"temperature": 0.7, "seed": 3},

@@ -195,8 +195,8 @@ class DecoderPrompt(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: WhisperTokenizer, options: WhisperOptions) -> "DecoderPrompt":
-        texts = (options.initial_prompt, options.hotwords)
-        initial, hotwords = (tokenizer.encode(" " + text.strip()) if text else [] for text in texts)
+        texts = (options.initial_prompt, options.hotwords or None)  # an empty prompt is a space, as in openai-whisper
+        initial, hotwords = ([] if text is None else tokenizer.encode(" " + text.strip()) for text in texts)
         return cls(initial, hotwords, options.carry_initial_prompt)
 
     def tokens(self, text: list[int], initial_dropped: bool, capacity: int) -> list[int]:
