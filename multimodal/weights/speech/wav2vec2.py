@@ -14,6 +14,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
 from multimodal.models.speech.wave_encoder import WaveEncoderConfig
 from multimodal.system.files import optional_json
+from multimodal.tokens.text.hub.added import added_tokens
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
@@ -109,13 +110,15 @@ def _blank_last(row: int) -> Op:
 
 
 def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """Letters of `vocab.json` without the blank; None without that file."""
-    vocab = optional_json(folder / VOCABULARY) if folder else {}
+    """Letters of `vocab.json` and tokens added to them that the model has, without the blank; None without that
+    file."""
+    vocab, size = optional_json(folder / VOCABULARY) if folder else {}, config["vocab_size"]
     if not vocab:
         return None
+    vocab = {token["content"]: token["id"] for token in added_tokens(folder) if token["id"] < size} | vocab
     tokens = sorted(vocab, key=vocab.__getitem__)
-    if [vocab[token] for token in tokens] != list(range(config["vocab_size"])):
-        raise CheckpointError(f"{folder / VOCABULARY}: ids must be 0 to {config['vocab_size'] - 1}, each once")
+    if [vocab[token] for token in tokens] != list(range(size)):
+        raise CheckpointError(f"{folder / VOCABULARY}: ids, with added tokens, must be 0 to {size - 1}, each once")
     stated, blank = optional_json(folder / TOKENIZER), tokens[config["pad_token_id"]]
     for name, only in {"do_lower_case": False, "replace_word_delimiter_char": " "}.items():
         if stated.get(name, only) != only:

@@ -120,6 +120,38 @@ def test_letters_are_spelled_and_kept(tmp_path):
     assert again.tokenizer.encode("tea at") == [5, 4, 6, 3, 6, 5]
 
 
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize(
+    ("vocab", "named"),
+    [
+        (["E", "T", "A", "O", "|", "[UNK]", "[PAD]"], {"unk_token": "[UNK]", "pad_token": "[PAD]"}),
+        (["<pad>", "<s>", "</s>", "<unk>", "|", "E", "T", "A"], {"word_delimiter_token": " "}),
+        (["<pad>", "E", "T", "A", "O", "'", "I", "|", "<unk>"], {}),  # the model has neither <s> nor </s>
+    ],
+)
+def test_added_tokens_are_those_of_transformers(vocab, named, older, tmp_path):
+    from transformers import Wav2Vec2CTCTokenizer
+
+    made, ids = folder(tmp_path / "hub", "wav2vec2"), {token: i for i, token in enumerate(vocab)}
+    (made / "vocab.json").write_text(json.dumps(ids))
+    theirs = Wav2Vec2CTCTokenizer(str(made / "vocab.json"), **named)
+    theirs.save_pretrained(made)
+    if older:  # added_tokens.json alone
+        record = json.loads((made / "tokenizer_config.json").read_text())
+        record.pop("added_tokens_decoder")
+        (made / "tokenizer_config.json").write_text(json.dumps(record))
+    blank = theirs.pad_token_id
+    (made / "config.json").write_text(
+        json.dumps(json.loads((made / "config.json").read_text()) | {"pad_token_id": blank})
+    )
+    ours = load(made).tokenizer
+    assert ours.vocab_size == 8
+    letters = [i for i in range(9) if i != blank]  # ours are numbered without the blank
+    assert ours.tokens == theirs.convert_ids_to_tokens(letters)
+    text = [*range(8), *ours.encode(" "), 2]
+    assert ours.decode(text, skip_control=False) == theirs.decode([letters[i] for i in text], group_tokens=False)
+
+
 @pytest.mark.parametrize("name", ["wav2vec2 large", "wavlm"])
 def test_command_transcribes_with_beams_a_language_model_and_words(name, tmp_path, capsys):
     made = folder(tmp_path / "hub", name)
@@ -157,7 +189,7 @@ def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
             {"tokenizer_config.json": {"replace_word_delimiter_char": "_"}},
             "replace_word_delimiter_char must be ' ' .got '_'",
         ),
-        "letters": ({"vocab.json": '{"<pad>": 0, "a": 2}'}, "ids must be 0 to 8, each once"),
+        "letters": ({"vocab.json": '{"<pad>": 0, "a": 2}'}, "ids, with added tokens, must be 0 to 8, each once"),
     }
     for number, (files, cause) in enumerate(cases.values()):
         made = folder(tmp_path / str(number), "wav2vec2")
