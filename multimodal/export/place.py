@@ -2,20 +2,15 @@
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.system.files import read_json
-from multimodal.system.signals import at_stop, unbroken
+from multimodal.system.files import read_json, replacing, sync
 from multimodal.weights.files.own_parts import RECORD
-from multimodal.weights.folder import replace_folder
 
 
 def check_installed(*modules: str) -> None:
@@ -48,31 +43,14 @@ def export_folder(folder: Path, record: dict[str, Any], overwrite: bool) -> Iter
     check_place(folder, overwrite)
     folder = Path(os.path.realpath(folder))
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=folder.parent))
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder)) from None
-    try:
-        made.chmod(0o755)
-        with at_stop(partial(shutil.rmtree, made, ignore_errors=True)):
+        with replacing(folder) as made:
             yield made
             record["files"] = sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file())
             (made / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
             for path in made.rglob("*"):
-                _sync(path)
+                sync(path)
             check_place(folder, overwrite)  # again: an export may take minutes
-            with unbroken():
-                replace_folder(made, folder)
-    except BaseException as error:
-        shutil.rmtree(made, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(folder)) from None
-        raise
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(folder)) from None

@@ -7,13 +7,15 @@ import json
 import math
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from reprlib import Repr
 from typing import Any, Never
 
 from multimodal.errors import CheckpointError, MultimodalError, UsageError
-from multimodal.system.signals import unbroken
+from multimodal.system.signals import at_stop, unbroken
 
 MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
 MOST_DEPTH = 64  # nested arrays and objects
@@ -224,6 +226,59 @@ def _write_whole(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yield a new folder, which replaces `folder` at the end; after an error `folder` is as before."""
+    import shutil  # slow: not for --help
+    import tempfile
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name[:60]}.", dir=folder.parent))
+    try:
+        made.chmod(0o755)
+        with at_stop(partial(shutil.rmtree, made, ignore_errors=True)):
+            yield made
+            with unbroken():
+                _replace_folder(made, folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _replace_folder(made: Path, folder: Path) -> None:
+    import shutil  # slow: not for --help
+
+    if folder.exists():
+        old = made.with_name(made.name + ".old")
+        folder.rename(old)
+        try:
+            made.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old)
+    else:
+        made.rename(folder)
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk holds a file's bytes, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """sha256 of a file's bytes."""
+    import hashlib  # slow: not for --help
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def give_mode(path: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from multimodal.errors import UsageError
-from multimodal.system.files import give_mode
+from multimodal.system.files import give_mode, sha256
 from multimodal.system.signals import at_stop, unbroken
 
 MARK = "user.multimodal.sha256"
@@ -118,7 +118,7 @@ def place(part: IO[bytes], path: Path) -> None:
         part.flush()
         os.fsync(part.fileno())
         with suppress(OSError, AttributeError):  # without the mark the next call takes the file for a foreign one
-            os.setxattr(part.fileno(), MARK, _digest(Path(part.name)))
+            os.setxattr(part.fileno(), MARK, sha256(Path(part.name)).encode())
         os.replace(part.name, path)
 
 
@@ -134,16 +134,9 @@ def naming(path: Path) -> Iterator[None]:
 def is_ours(path: Path) -> bool:
     """Return True if a regular file is byte for byte as we wrote it."""
     try:
-        return os.getxattr(path, MARK, follow_symlinks=False) == _digest(path)
+        return os.getxattr(path, MARK, follow_symlinks=False) == sha256(path).encode()
     except (OSError, AttributeError):
         return False
-
-
-def _digest(path: Path) -> bytes:
-    import hashlib  # slow: not for --help
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest().encode()
 
 
 def _id(path: str | Path) -> Id | None:

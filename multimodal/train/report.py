@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 
 from multimodal.data.sources import expanded
-from multimodal.system.files import versions
+from multimodal.system.files import sha256, versions
 from multimodal.system.outputs import write_output
 from multimodal.tasks.figures import contact_sheet, new_figure, png
 from multimodal.tasks.report.media import grid, thumbnail
@@ -45,10 +45,9 @@ def fingerprint(path: Path) -> str:
                 file = Path(folder, name)
                 digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\n".encode())
         return f"listing-sha256:{digest.hexdigest()}"
-    size = path.stat().st_size
+    if (size := path.stat().st_size) <= WHOLE:
+        return f"sha256:{sha256(path)}"
     with path.open("rb") as file:
-        if size <= WHOLE:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         digest.update(f"{size}".encode() + file.read(PART))
         file.seek(-PART, os.SEEK_END)
         digest.update(file.read(PART))

@@ -1,15 +1,11 @@
 """The project's checkpoint folder: model.safetensors, config.json, tokenizer, preprocessing.json, chat.json, card.json,
 and last manifest.json with the sha256 of each of them."""
 
-import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +31,8 @@ from multimodal.models.vision.git import GIT, GITConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.system import memory
-from multimodal.system.files import ascii_only, path_of, read_json, shown
+from multimodal.system.files import ascii_only, path_of, read_json, replacing, sha256, shown
 from multimodal.system.records import from_record, to_record
-from multimodal.system.signals import at_stop, unbroken
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.arrays import ImageInput, as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
@@ -221,19 +216,10 @@ def _replacing(folder: Path) -> Iterator[Path]:
     """Yield a new folder, which gets its manifest and replaces `folder` at the end. Raises as `check_place` does."""
     folder = Path(os.path.realpath(folder))  # replaces the target of a link, not the link
     check_place(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        made.chmod(0o755)
-        with at_stop(partial(shutil.rmtree, made, ignore_errors=True)):
-            yield made
+    with replacing(folder) as made:
+        yield made
         sums = {path.name: sha256(path) for path in sorted(made.iterdir())}
         write_durably(made / "manifest.json", _json({"sha256": sums}))
-        with unbroken():
-            replace_folder(made, folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 def load_folder(folder: Path) -> Checkpoint:
@@ -349,11 +335,6 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None
     model.load_state_dict(ready, strict=True, assign=True)
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_durably(path: Path, data: bytes) -> None:
     """Write and fsync."""
     with path.open("wb") as file:
@@ -381,19 +362,3 @@ def _check_manifest(folder: Path) -> dict[str, str]:
         if path.name not in sums and path.name != "manifest.json":
             raise CheckpointError(f"{path}: not listed in manifest.json")
     return sums
-
-
-def replace_folder(made: Path, folder: Path) -> None:
-    if folder.exists():
-        old = made.with_name(made.name + ".old")
-        folder.rename(old)
-        try:
-            made.rename(folder)
-        except OSError:
-            old.rename(folder)
-            raise
-        shutil.rmtree(old)
-    else:
-        made.rename(folder)
-    os.fsync(handle := os.open(folder.parent, os.O_RDONLY))
-    os.close(handle)

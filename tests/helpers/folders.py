@@ -20,12 +20,13 @@ from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, Confor
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
+from multimodal.system.files import sha256
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.translation import translator
-from multimodal.weights.folder import Checkpoint, save_folder, sha256
+from multimodal.weights.folder import Checkpoint, save_folder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "##s", "sea", "at", ".", *"abcdefgh"]
 

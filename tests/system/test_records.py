@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from multimodal.data.manifests import read_list
 from multimodal.errors import CheckpointError, DataError, MultimodalError, UsageError
-from multimodal.system.files import parse_json, path_of
+from multimodal.system.files import parse_json, path_of, sha256
 from multimodal.system.records import from_record, to_record
 from multimodal.tasks.classify.classifier_file import _digest, read_classifier
 from multimodal.tasks.retrieve.record import FileFacts, IndexRecord, read_entry, read_index_record
@@ -26,7 +26,7 @@ from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.train.checkpoint.atomic import MARKER, check
 from multimodal.train.checkpoint.state import StateRecord
 from multimodal.weights.card import check_card
-from multimodal.weights.folder import Checkpoint, load_folder, save_folder, sha256
+from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 from tests.helpers.paths import ROOT
 

@@ -6,10 +6,8 @@ state complete or absent.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from multimodal.errors import CheckpointError, TrainingError, UsageError
-from multimodal.system.files import inside, read_json
+from multimodal.system.files import inside, read_json, sha256, sync
 from multimodal.system.records import from_record
 from multimodal.weights.files.archives import read_archive
 
@@ -69,7 +67,7 @@ def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
         if place.exists():  # damaged, or of a run that was resumed before it
             _remove(place)
         part.rename(place)
-        _sync(folder)
+        sync(folder)
     except (OSError, RuntimeError) as error:  # torch's writer turns an OSError into a RuntimeError
         shutil.rmtree(part, ignore_errors=True)
         raise TrainingError(f"{place}: the state cannot be saved: {_cause(error)}") from error
@@ -137,7 +135,7 @@ def check(path: Path) -> None:
         file = inside(path, name, str(marker))
         if not file.is_file():
             raise CheckpointError(f"{file}: missing")
-        if file.stat().st_size != known.bytes or _sum(file) != known.sha256:
+        if file.stat().st_size != known.bytes or sha256(file) != known.sha256:
             raise CheckpointError(f"{file}: its sha256 differs from the one in {MARKER}")
 
 
@@ -152,15 +150,15 @@ def _cause(error: BaseException) -> str:
 def _complete(part: Path, step: int) -> None:
     files = {}
     for file in sorted(path for path in part.rglob("*") if path.is_file()):
-        _sync(file)
+        sync(file)
         name = file.relative_to(part).as_posix()
-        files[name] = {"bytes": file.stat().st_size, "sha256": _sum(file)}
+        files[name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
     marker = part / MARKER
     marker.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1), encoding="utf-8")
-    _sync(marker)
+    sync(marker)
     for inner in (path for path in part.rglob("*") if path.is_dir()):
-        _sync(inner)
-    _sync(part)
+        sync(inner)
+    sync(part)
 
 
 def _remove(path: Path) -> None:
@@ -168,16 +166,3 @@ def _remove(path: Path) -> None:
     gone = path.with_name(f".{path.name}.old.partial")
     path.rename(gone)
     shutil.rmtree(gone)
-
-
-def _sum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

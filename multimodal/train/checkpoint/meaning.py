@@ -5,8 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from multimodal.errors import few
+from multimodal.system.files import sha256
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.weights.folder import Checkpoint, sha256
+from multimodal.weights.folder import Checkpoint
 
 Meaning = Mapping[str, Sequence[str]]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from multimodal.weights.folder import sha256
+from multimodal.system.files import sha256
 
 from .rows import Row, silent
 

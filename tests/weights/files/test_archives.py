@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError
+from multimodal.system.files import sha256
 from multimodal.train.checkpoint.atomic import check, read_state, save_state
 from multimodal.train.checkpoint.state import random_state, set_random_state
 from multimodal.weights.convert import convert
 from multimodal.weights.files import pickled
 from multimodal.weights.files.archives import read_archive
 from multimodal.weights.files.tensor_files import read_shards
-from multimodal.weights.folder import sha256
 from tests.helpers import hostile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
