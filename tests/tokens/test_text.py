@@ -280,6 +280,7 @@ def test_whisper_ids_equal_openai_whisper(multilingual, languages):
         assert ours.sot_sequence() == theirs.sot_sequence
     assert reference.LANGUAGES == LANGUAGES
     assert {name: language_code(name) for name in reference.TO_LANGUAGE_CODE} == reference.TO_LANGUAGE_CODE
+    assert [language_code(name) for name in ("Deutsch", "Français", "РУССКИЙ")] == ["de", "fr", "ru"]
 
 
 def test_whisper_refuses_prompts_it_was_not_trained_on():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from multimodal.cli.console import console
 from multimodal.cli.output import printable
 from multimodal.errors import UsageError
+from multimodal.system.options import number
 from multimodal.system.signals import handled
 from multimodal.tasks.transcribe.writers import clock
 from multimodal.weights.folder import Checkpoint
@@ -48,12 +49,16 @@ def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str,
     from multimodal.tasks.transcribe.options import LiveOptions, options_for
 
     chosen = options_for(checkpoint, {**api, "vad_filter": False})  # live sound has its own
-    spans = {name: given[flag] / unit for name, (flag, unit) in SPANS.items() if flag in given}
+    spans = {}
+    for name, (flag, unit) in SPANS.items():
+        if flag in given:
+            own = LiveOptions.declared[name]
+            try:
+                spans[name] = number(given[flag], low=own.low * unit, high=own.high * unit) / unit
+            except UsageError as error:
+                raise UsageError(f"with --stream {error}", argument=flag) from None
     rate = {"rate": given["rate"]} if "rate" in given else {}
-    try:
-        return LiveOptions(decode=chosen, threshold=chosen.vad_threshold, **spans, **rate)
-    except UsageError as error:
-        raise UsageError(f"{error.args[0]}, in seconds", argument=SPANS[error.argument][0]) from None
+    return LiveOptions(decode=chosen, threshold=chosen.vad_threshold, **spans, **rate)
 
 
 POLL = 0.1  # seconds after which Ctrl-C is noticed

@@ -25,6 +25,7 @@ _TABLE = """
 _ALIASES = """
     burmese=my valencian=ca flemish=nl haitian=ht letzeburgesch=lb pushto=ps panjabi=pa moldavian=ro
     moldovan=ro sinhalese=si castilian=es mandarin=zh
+    deutsch=de español=es français=fr italiano=it nederlands=nl polski=pl português=pt русский=ru
 """
 
 LANGUAGES = {code: name.replace("_", " ") for code, name in (entry.split("=") for entry in _TABLE.split())}

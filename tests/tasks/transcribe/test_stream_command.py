@@ -81,6 +81,12 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     assert "no samples" in one_line(say("--stream")[2])
     piped(bytes(3200))
     assert "argument --rate: must be an integer in [1000, 3072000] (got 1)" in say("--stream", "--rate", "1")[2]
+    for flag, limits, value in (
+        ("min_silence_duration_ms", "[100, 10000]", 50),
+        ("max_speech_duration_s", "[2, 30]", 31),
+    ):
+        error = f"--vad_{flag} with --stream must be a number in {limits} (got {value}.0)"
+        assert error in one_line(say("--stream", f"--vad_{flag}", str(value))[2])
 
 
 def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone, shown):
