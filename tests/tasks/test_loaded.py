@@ -5,7 +5,7 @@ import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -291,6 +291,35 @@ def test_columns_in_columns_out(made, models, tmp_path):
     assert spoken["text"].tolist() == [made["transcriber"][0](TONE)["text"]] * 2
     with pytest.raises(UsageError, match=r"batch expected a column bytes, image, audio, path, text \(got id\)"):
         one({"id": np.array([1])})
-    for batch, cause in ((b"red", "mapping of columns .got bytes"), ({"text": "red"}, "text: expected an array")):
+    for batch, cause in (
+        (b"red", r"mapping of columns \(got bytes"), ({"text": "red"}, r"text: expected an array \(got str"),
+        ({"path": ["a.png", "b.png"], "id": [7]}, r"expected columns of one length \(got path 2, id 1\)"),
+        ({"path": ["a.png"], "score": [1.0], "error": [""]}, r"must be renamed \(got score, error\)"),
+    ):  # fmt: skip
         with pytest.raises(UsageError, match=cause):
-            source_column(batch)
+            source_column(batch, ("label", "score", "error"))
+    with pytest.raises(UsageError, match=r"path: expected an array \(got str"):
+        one({"path": "a.png"})
+    with pytest.raises(UsageError, match=r"must be renamed \(got text\)"):
+        made["transcriber"][0]({"path": np.array(["a.wav"]), "text": np.array(["what was said"])})
+
+
+class Series(list):
+    """As pandas'."""
+
+    ndim = 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(list(self), object)
+
+
+@pytest.mark.parametrize("kind", [list, Series])
+def test_columns_may_be_lists_and_series(made, tmp_path, kind):
+    classifier, path, spoken = made["classifier"][0], tmp_path / "a.png", made["transcriber"][0]
+    path.write_bytes(image_bytes(RED))
+    expected = classifier({"path": np.array([str(path)] * 2, object)})
+    found = classifier({"path": kind([str(path)] * 2), "size": [[4, 4], [4, 4]]})
+    np.testing.assert_array_equal(found["score"], expected["score"])
+    assert found["size"].tolist() == [[4, 4], [4, 4]]
+    assert found["path"].tolist() == [str(path)] * 2
+    assert spoken({"audio": [TONE, TONE]})["text"].tolist() == [spoken(TONE)["text"]] * 2

@@ -19,7 +19,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDecoder
 from multimodal.tasks.caption.options import CaptionOptions, options_for
 from multimodal.tasks.encode.arguments import CaptionArguments, CaptionerArguments
-from multimodal.tasks.encode.columns import Columns, is_columns
+from multimodal.tasks.encode.columns import Columns
 from multimodal.tasks.encode.images import ImageBatch, name_of
 from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
 from multimodal.tasks.encode.reader import ImageReader, ImageTask
@@ -65,7 +65,7 @@ class Captioner(ImageTask):
 
         A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`); a
         video is one row."""
-        if is_columns(images):
+        if isinstance(images, Mapping):  # of columns
             return self._columns(images, lambda one: one, {"caption": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:

@@ -1,7 +1,7 @@
 """Classification of images: zero-shot, or by the head of a ViT."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -17,7 +17,7 @@ from multimodal.tasks.classify.head import HeadClassifier, has_head, own_labels
 from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.classify.ranking import ImageClassifier
 from multimodal.tasks.encode.arguments import ClassifierArguments
-from multimodal.tasks.encode.columns import Columns, is_columns
+from multimodal.tasks.encode.columns import Columns
 from multimodal.tasks.encode.images import ImageBatch
 from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
 from multimodal.tasks.encode.prompts import Templates
@@ -78,7 +78,7 @@ class Classifier(ImageTask):
 
         A batch of columns (bytes, image or path) gives columns: label, score, error (see `encode/columns.py`); a video
         is one row."""
-        if is_columns(images):
+        if isinstance(images, Mapping):  # of columns
             return self._columns(images, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]

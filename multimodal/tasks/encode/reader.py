@@ -10,7 +10,7 @@ from torch import nn
 
 from multimodal.errors import ImageError, MultimodalError
 from multimodal.tasks.encode.attempts import OF_ALL, in_parts, item_error
-from multimodal.tasks.encode.columns import Columns, result_columns, source_column
+from multimodal.tasks.encode.columns import result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, batches, check_reading, name_of
 from multimodal.tasks.encode.loaded import Item, Items, LoadedModel, OnError, check_on_error, checked_results, local
 from multimodal.tasks.encode.native import NativeImages, native_batches, native_frames
@@ -97,11 +97,12 @@ class ImageTask(LoadedModel):
         return self._queued(checked_results(reader.results(sources, self._results, self._whole), sources, on_error))
 
     def _columns(
-        self, batch: Columns, row: Callable[[Any], Mapping[str, Any]], failed: Mapping[str, Any]
+        self, batch: Any, row: Callable[[Any], Mapping[str, Any]], failed: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
         """Columns of a batch of columns, see `result_columns`."""
-        results = (result for _, result in self._many(source_column(batch)[1], self.reader.one_each()))
-        return result_columns(batch, results, row, failed)
+        _, sources, kept = source_column(batch, (*failed, "error"))
+        results = (result for _, result in self._many(sources, self.reader.one_each()))
+        return result_columns(kept, results, row, failed)
 
 
 def clip_result(clip: Clip, whole: Callable[[Clip], Any]) -> Any:

@@ -81,12 +81,12 @@ class Embedder(LoadedModel):
     def __call__(self, batch: Columns) -> dict[str, np.ndarray]:
         """Columns vector and error of a batch of columns: bytes, image or path, or text (see `encode/columns.py`). A
         video is one row."""
-        name, values = source_column(batch)
+        name, values, kept = source_column(batch, ("vector", "error"))
         kind: Kind = "text" if name == "text" else "image"
         results = [result for _, result in self._many(values, kind, one_each=True)]
         width = next((len(one) for one in results if isinstance(one, np.ndarray)), None)
         failed = {"vector": np.full(self._width(kind) if width is None else width, np.nan, np.float32)}
-        return result_columns(batch, results, lambda vector: {"vector": vector}, failed)
+        return result_columns(kept, results, lambda vector: {"vector": vector}, failed)
 
     def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
         """One vector per image, or sampled frame of a video, in order. Raises ImageError, UsageError for a model

@@ -87,8 +87,9 @@ class Transcriber(LoadedModel):
 
         A batch of columns (bytes, audio or path) gives columns: text, language, error (see `encode/columns.py`)."""
         if is_columns(audio):
-            results = (result for _, result in self.many(source_column(audio)[1]))
-            return result_columns(audio, results, lambda one: one, {"text": "", "language": ""})
+            failed = {"text": "", "language": ""}
+            _, sources, kept = source_column(audio, (*failed, "error"))
+            return result_columns(kept, (result for _, result in self.many(sources)), lambda one: one, failed)
         items = [as_audio(local(audio, self.urls), sampling_rate)]
         ((_, result),) = self.many(items, on_error="raise", on_progress=on_progress, on_segments=on_segments)
         return result  # type: ignore[return-value]
