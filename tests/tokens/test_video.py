@@ -150,6 +150,16 @@ def test_a_stream_that_states_no_length():
     assert places(pipe.data, max_frames=4) == [2, 7, 12, 17]
 
 
+@pytest.mark.parametrize("form", ["mp4", "matroska"])
+@pytest.mark.parametrize("start", [1.0, 100.0])
+def test_timestamps_that_do_not_start_at_zero(form, start):
+    clip = video(ramp(20), [start + index / 10 for index in range(20)], form, g="6")
+    assert read_info(clip).duration == pytest.approx(1.94)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert places(clip, max_frames=4) == [2, 7, 12, 16]
+
+
 def test_sound_beside_the_frames():
     clip = video(ramp(20), sound=2.0)
     info = read_info(clip)

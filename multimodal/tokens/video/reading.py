@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -143,7 +143,7 @@ def _measured(
     source: VideoInput, name: str, needed: bool
 ) -> Iterator[tuple[Any, Any, Any, tuple[float, float | None]]]:
     """`opened`, with the first frame and, if `needed`, the length of the video in seconds: by the header, or where it
-    states none, by the packets."""
+    states none, by the packets. Of Matroska that does not start at 0, writers state the length or the end."""
     with ExitStack() as stack:
         container, stream, file = stack.enter_context(opened(source, name))
         tick, start = float(stream.time_base or 0), (container.start_time or 0) / 1e6
@@ -152,7 +152,7 @@ def _measured(
             first = 0.0
         elif stream.duration:
             length = stream.duration * tick
-        elif container.duration and container.duration / 1e6 > first:
+        elif container.duration and container.duration / 1e6 > first and not (_is_matroska(container) and start > 0):
             length = container.duration / 1e6 - first
         else:
             length = max(_packets_end(container, stream) - start - first, 0.0)
@@ -165,6 +165,9 @@ def _packets_end(container: Any, stream: Any) -> float:
     import av
 
     end, tick = 0.0, float(stream.time_base or 0)
+    with suppress(av.error.FFmpegError, OSError):
+        if container.duration:
+            container.seek(container.duration)
     try:
         for packet in container.demux(stream):
             if packet.pts is not None:
@@ -174,9 +177,14 @@ def _packets_end(container: Any, stream: Any) -> float:
     return end
 
 
+def _is_matroska(container: Any) -> bool:
+    return "matroska" in container.format.name
+
+
 def _early_end(decoder: Decoder, container: Any, stream: Any, file: Any) -> list[DamagedSpan]:
     promised = promised_seconds(container, stream, file) or 0.0
-    missing = promised + max(0.0, (stream.start_time or 0) * decoder.tick - decoder.start) - decoder.end
+    late = max(0.0, (stream.start_time or 0) * decoder.tick - decoder.start)
+    missing = promised + (-decoder.start if _is_matroska(container) else late) - decoder.end  # FFmpeg's tag is the end
     short = missing > SHORT_SECONDS and missing > SHORT_SHARE * promised
     return [DamagedSpan(decoder.end, decoder.end + max(missing, 0.0), MISSING)] if short or ends_inside(file) else []
 
