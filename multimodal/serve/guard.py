@@ -5,18 +5,22 @@ import contextlib
 import hmac
 import json
 import os
+import re
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.middleware.cors import CORSMiddleware
 
 from multimodal.serve.errors import HttpError, as_http
-from multimodal.serve.options import ServeOptions
+from multimodal.serve.options import LOOPBACK, ServeOptions
 
 OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a key
 FILES = ("/page/", "/docs-files/")  # without a key, too
+MOST_HEADERS = 64 << 10  # bytes
+PORT = re.compile(r":\d*$")
 DRAINED = 4 << 20  # bytes of a refused body that are read
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # the folder in which prometheus_client keeps the counts of several processes
 PATIENCE = 30.0  # seconds for the next part of a body
@@ -52,6 +56,7 @@ class Guard:
     def __init__(self, app: Any, options: ServeOptions, metrics: Metrics):
         self.app, self.options, self.metrics = app, options, metrics
         self.keys = [key.encode() for key in options.known_keys()]
+        self.hosts = {*LOOPBACK, "[::1]", *(urlsplit(origin).hostname for origin in options.cors)}
         self.most = int(options.max_upload_mb * 1e6)
         self.active, self.draining = 0, False
         self.entry: Any = self._guarded
@@ -99,16 +104,32 @@ class Guard:
     def _check(self, scope: Any) -> None:
         """Raise HttpError for a request that must not pass."""
         headers = {name.lower(): value for name, value in scope["headers"]}
+        line = (scope["raw_path"], scope["query_string"])
+        if sum(map(len, (*line, *(part for pair in scope["headers"] for part in pair)))) > MOST_HEADERS:
+            raise HttpError(431, "the headers are too large")
         if self.draining and scope["path"] != "/health":
             raise HttpError(503, "the server is stopping", "stopping", seconds=5)
         public = scope["path"] in OPEN or scope["path"].startswith(FILES)
         if self.keys and not public and not self._has_key(headers):
             raise HttpError(401, "no valid key: send the header Authorization: Bearer KEY", "invalid_api_key")
+        if not self.keys:
+            self._check_page(headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise HttpError(400, f"content-length: expected a number (got {length[:20]!r})")
         if int(length) > self.most:
             raise self._too_large()
+
+    def _check_page(self, headers: dict[bytes, bytes]) -> None:
+        """Raise HttpError for a request that a browser sends for another site's page, also one whose name has been made
+        to lead here (DNS rebinding): a server without keys trusts all that reaches it."""
+        host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
+        if host and PORT.sub("", host) not in self.hosts:
+            raise HttpError(403, f"host: without API keys expected localhost (got {host:.60})", "forbidden")
+        allowed = ("", *self.options.cors)
+        if "*" not in allowed and origin not in allowed and origin.partition("://")[2] != host:
+            raise HttpError(403, f"origin: without API keys expected this server's own page (got {origin:.60})",
+                            "forbidden")  # fmt: skip
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")

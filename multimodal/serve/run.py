@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.app import create
-from multimodal.serve.guard import SHARED
+from multimodal.serve.guard import MOST_HEADERS, SHARED
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.protocol import HttpProtocol
 from multimodal.serve.uploads import UploadFolder, sweep
@@ -26,7 +26,6 @@ from multimodal.system.signals import handled
 log = logging.getLogger(__name__)
 REFUSING = 0.5  # seconds in which new requests get 503 even if none runs
 LAST = 600.0  # seconds that running requests may take after SIGTERM
-MOST_HEADERS = 64 << 10  # bytes
 AGAIN = 1.0  # seconds before a worker is started again
 UNUSABLE = 3  # exit code of a worker that cannot start: models or options cannot be used
 

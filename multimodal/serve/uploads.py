@@ -84,12 +84,14 @@ async def received(request: Request, root: Path, small: int = 0) -> AsyncIterato
     """The form of a request. Its files are removed at the end; those of at most `small` bytes are the bytes
     themselves. Raises HttpError."""
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != b"multipart/form-data" or not (boundary := options.get(b"boundary")):
+    if kind != b"multipart/form-data":
         raise HttpError(415, f"expected multipart/form-data, got {kind.decode('latin-1')[:60] or 'no content type'}")
+    if not (boundary := options.get(b"boundary")):
+        raise HttpError(400, "content-type: multipart/form-data has no boundary")
     with NewFiles(root) as files:
         parts = _Parts(files, small)
-        parser = MultipartParser(boundary, parts.callbacks)
         try:
+            parser = MultipartParser(boundary, parts.callbacks)
             async for chunk in request.stream():
                 parser.write(chunk)
             parser.finalize()

@@ -251,6 +251,12 @@ def test_images_are_classified_from_forms_and_json(client):
     head, _, code = data_url(png()).partition(",")
     body["images"][0] = f"{head.upper()},{code[:40]}\r\n{code[40:]}\n"
     assert form.json() == client.post("/v1/classify", json=body).json()
+    several = [{"templates": "a photo of {}."}, {"templates": ["a photo of {}.", "art of {}"]}]
+    made = [client.post("/v1/classify", files=[("images", png())], data={"labels": labels} | more).json()
+            for more in several]  # fmt: skip
+    assert made == [client.post("/v1/classify", json=body | more | {"images": body["images"][:1]}).json()
+                    for more in several]  # fmt: skip
+    assert made[0]["data"] != made[1]["data"] != form.json()["data"][:1]
     expected = multimodal.classify([png(), png("blue")], labels, compute_type="float32")
     for own, right in zip(form.json()["data"], expected, strict=True):
         assert own["scores"] == right["scores"]

@@ -27,7 +27,7 @@ from tests.serve.test_endpoints import data_url
 from tests.serve.test_limits import AUDIO, refused
 
 SPEECH = asset("sample", "speech.flac").read_bytes()
-HEAD = f"POST {AUDIO} HTTP/1.1\r\nhost: a\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+HEAD = f"POST {AUDIO} HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=x\r\n"
 PART = '--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
 
 
@@ -79,6 +79,10 @@ def test_a_full_disk_is_told(client, monkeypatch):
         (f"{HEAD}transfer-encoding: chunked\r\n\r\nzz\r\n", 400, "no valid HTTP"),
         (f"{HEAD}content-length: 99999999999999\r\n\r\n", 413, "larger than"),
         (f"{HEAD}cookie: {'a' * 1_000_000}\r\n\r\n", 431, "headers are too large"),
+        (f"{HEAD}cookie: {'a' * 70_000}\r\n\r\n", 431, "headers are too large"),
+        (HEAD + "x: abcdefg\r\n" * 9000 + "\r\n", 431, "headers are too large"),
+        (f"{HEAD}content-length: 1\r\n\r\na".replace("=x", f"={'x' * 257}"), 400, "form cannot be read (Boundary"),
+        (f"{HEAD}content-length: 1\r\n\r\na".replace("; boundary=x", ""), 400, "multipart/form-data has no boundary"),
         ("\0\1\2 nonsense\r\n\r\n", 400, "no valid HTTP"),
     ],
 )
@@ -120,7 +124,7 @@ def test_a_thousand_half_open_connections(served, client):
 def test_a_client_that_leaves_stops_its_work(served):
     lane = served.state.models.served["gpt-mini"].lane
     body = json.dumps({"messages": [{"role": "user", "content": "A"}], "max_tokens": 500, "model": "gpt-mini"})
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with line(served) as made:
         made.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         while not lane.open:

@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from multimodal.serve.jobs.lane import Work, one_request
 from multimodal.serve.uploads import SMALL
 from multimodal.system.assets import asset
 from tests.helpers.commands import run
 from tests.serve.conftest import MODELS
+from tests.serve.test_endpoints import png
 
 SPEECH = asset("sample", "speech.flac")
 JSON = {"content-type": "application/json"}
@@ -100,6 +103,11 @@ def test_models_and_paths_that_are_not_there(client):
          ["stream_options: needs stream true"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "seed": 9223372036854775808}', ["seed"]),
         ("chat/completions", '{"messages": [{"role": "tool", "content": "a"}]}', ["role", "'tool'"]),
+        ("chat/completions", '{"messages": [{"role": ["user"], "content": "a"}]}', ["role", "['user']"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "stop": "\\ud800"}',
+         ["stop must be strings of UTF-8"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 10000000000}',
+         ["max_tokens: input should be less than"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
          '{"url": "file:///etc/passwd"}}]}]}', ["expected a data URL"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": [{"type": "image", "path": "/etc/passwd"}]}]}',
@@ -119,6 +127,37 @@ def test_models_and_paths_that_are_not_there(client):
 )  # fmt: skip
 def test_bodies_are_checked(client, path, body, parts):
     refused(client.post(f"/v1/{path}", content=body, headers=JSON), 400, *parts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "part"),
+    [
+        ({"top": ["1", "2"]}, ["images"], "top: expected one value, got 2"),
+        ({"model": ["clip-vit-16", "x"]}, ["images"], "model: expected one value, got 2"),
+        ({"colour": "red"}, ["images"], "colour: extra inputs are not permitted"),
+        ({}, ["images", "mask"], "mask: expected no file"),
+        ({"images": "data:image/png;base64,AAAA"}, ["images"], "images: expected files in a form"),
+        ({"templates": "clip81"}, ["images"], "(one of none, clip80, clip7, or prompts with {})"),
+    ],
+)
+def test_a_form_drops_nothing(client, fields, files, part):
+    sent = [(name, png()) for name in files]
+    refused(client.post("/v1/classify", files=sent, data={"labels": ["a", "b"]} | fields), 400, part)
+
+
+def test_a_server_without_keys_answers_its_own_pages_alone(serve):
+    served = serve(models=("sentence-mini",), cors=("https://a.example",))
+    own = served.url.removeprefix("http://")
+    ask = lambda **headers: httpx.get(f"{served.url}/v1/models", headers=headers)
+    for headers in ({}, {"origin": f"http://{own}"}, {"origin": "https://a.example"}, {"host": "[::1]:8000"},
+                    {"host": "LOCALHOST"}, {"host": "a.example", "origin": "https://a.example"}):  # fmt: skip
+        assert ask(**headers).status_code == 200, headers
+    for host in ("b.example", f"b.example:{own.partition(':')[2]}", "127.0.0.1.b.example"):
+        refused(ask(host=host, origin=f"http://{host}"), 403, "host: without API keys expected localhost (got")
+    for origin in ("https://b.example", "null", "http://127.0.0.1:1"):
+        refused(ask(origin=origin), 403, "origin: without API keys expected this server's own page (got")
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(f"ws://{own}/v1/audio/stream", origin="https://b.example")
 
 
 def test_keys_sizes_and_queues(serve):
@@ -156,7 +195,7 @@ def test_no_file_stays_and_a_client_that_leaves_ends_its_work(served, client):
     folder = served.state.folder
     assert list(folder.iterdir()) == []
     with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as raw:
-        head = f"POST {AUDIO} HTTP/1.1\r\nhost: a\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+        head = f"POST {AUDIO} HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=x\r\n"
         raw.sendall(f"{head}content-length: 10000000\r\n\r\n".encode())
         raw.sendall(b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + bytes(SMALL + 5000))
         time.sleep(0.2)

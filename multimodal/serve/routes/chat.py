@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["text"])
 REASONS = {"end": "stop", "stop": "stop", "max_new_tokens": "length", "context": "length"}
 DECODING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens",
             "max_completion_tokens": "max_new_tokens", "n": "num_return"}  # fmt: skip
-DEFAULT_TOKENS = 256
+DEFAULT_TOKENS, MOST_TOKENS = 256, 10**9
 EXAMPLE = {"messages": [{"role": "user", "content": [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}, {"type": "text", "text": "What is this?"},
 ]}]}  # fmt: skip
@@ -40,8 +40,8 @@ class ChatRequest(BaseModel):
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     n: int = Field(1, ge=1, le=32)
     stop: str | list[str] | None = None
     seed: int | None = Field(None, ge=-SEEDS - 1, le=SEEDS)
@@ -95,7 +95,7 @@ async def read_parts(messages: list[dict[str, Any]], media: Media) -> list[Messa
     found = []
     for number, one in enumerate(messages):
         where = f"messages[{number}]"
-        role = {"developer": "system"}.get(one.get("role"), one.get("role"))
+        role = "system" if one.get("role") == "developer" else one.get("role")
         if role not in ("system", "user", "assistant"):
             raise HttpError(
                 400, f"{where}.role: must be system, user or assistant (got {str(role)[:40]!r})", param=where

@@ -15,8 +15,8 @@ ON_LONG = ("error", "cut")
 def _stops(value: Any) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value)
     for text in texts:
-        if not isinstance(text, str) or not text:
-            raise UsageError(f"must be strings that are not empty (got {text!r:.40})")
+        if not isinstance(text, str) or not text or text != text.encode(errors="ignore").decode():
+            raise UsageError(f"must be strings of UTF-8 that are not empty (got {text!r:.40})")
     return texts
 
 

@@ -254,6 +254,7 @@ WRONG = [
     ({"min_p": 2.0}, "min_p must be a number in"), ({"beam_size": 0}, "beam_size must"),
     ({"top_k": 5, "temperature": 0.0}, "top_k 5 is for sampling"), ({"num_return": 2}, "num_return 2 needs a beam"),
     ({"beam_size": 2, "temperature": 1.0}, "beam_size 2 searches"), ({"stop": [""]}, "stop must be strings"),
+    ({"stop": "\ud800"}, r"stop must be strings of UTF-8 .*ud800"),
     ({"min_tokens": 200}, "min_tokens 200 is above max_new_tokens"), ({"on_long": "no"}, "on_long must be one of"),
     ({"beams": 2}, "option 'beams': unknown"), ({"max_new_tokens": 10**20}, "max_new_tokens must be an integer in"),
     ({"temperature": 1e-5}, "temperature 1e-05 is too near 0"),
