@@ -50,6 +50,11 @@ class TrainingError(MultimodalError):
     """Training run that cannot continue."""
 
 
+def one_line(error: object, most: int | None = None) -> str:
+    """The message of an error or warning on one line, cut after `most` characters; without one the name of its type."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def few(names: Sequence[str], most: int = 5) -> str:
     """Join the first names, each cut at 40 characters."""
     return ", ".join([*(f"{name:.40}" for name in names[:most]), *(["…"] if len(names) > most else [])]) or "none"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multimodal.data.remote.copies import Opening, kept
-from multimodal.errors import DataError
+from multimodal.errors import DataError, one_line
 
 SMALL = frozenset({"cls", "txt", "json"})  # read along with the index
 META = re.compile(r"__[^/]*__($|/)")  # names reserved by webdataset (tariterators.tar_file_iterator)
@@ -75,7 +75,7 @@ def shots(path: Path) -> Iterator[ShardSample]:
                     held = ShardSample(key, {}, {})
                 held = _with(held, ending.lower(), ShardMember(member.name, member.offset_data, member.size), tar)
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise DataError(f"{path}: not a readable tar ({_line(error)})") from None
+        raise DataError(f"{path}: not a readable tar ({one_line(error)})") from None
     if held:
         yield held
 
@@ -100,7 +100,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo | str]:
             member = tar.next()
         except tarfile.TarError as error:
             ended = "ends early" if tar.offset > size else "is damaged"
-            yield f"the shard {ended}, the rest is lost (at byte {min(tar.offset, size)}, {_line(error)})"
+            yield f"the shard {ended}, the rest is lost (at byte {min(tar.offset, size)}, {one_line(error)})"
             return
         if member is None:
             break
@@ -147,7 +147,3 @@ class OpenFiles:
 
     def __del__(self):
         self.close()
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -16,7 +16,7 @@ import torch
 
 from multimodal.data.loader import BROKEN
 from multimodal.data.sources import PATHS, Sample, Source, duration_of
-from multimodal.errors import DataError
+from multimodal.errors import DataError, one_line
 from multimodal.system.processes import end_with_parent
 from multimodal.tokens.audio.reading import SAMPLE_RATE, stream_audio
 from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
@@ -125,7 +125,7 @@ class ItemCheck:
             seconds = self._decode(sample)
             faults += _duration_faults(sample, seconds)
         except BROKEN as error:
-            faults.append(" ".join(str(error).split()) or type(error).__name__)
+            faults.append(one_line(error))
         return Checked([fault(name, text, medium) for text in faults], seconds)
 
     def _decode(self, sample: Sample) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, one_line
 from multimodal.export.hf.decoders import rope
 from multimodal.export.hf.files import write_json
 from multimodal.export.hf.folder import Parts, write_folder
@@ -86,7 +86,7 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
                 converter.convert(str(target), quantization=kind, force=True)
             except (ValueError, KeyError, AttributeError, NotImplementedError, TypeError) as error:
                 lacks = [name for name in NEEDED.get(parts[0]["model_type"], ()) if not (source / name).exists()]
-                cause = f"CTranslate2's converter refuses it ({_line(error)})"
+                cause = f"CTranslate2's converter refuses it ({one_line(error, 200)})"
                 cause = f"CTranslate2 export needs {', '.join(lacks)}, which it lacks" if lacks else cause
                 raise UsageError(f"model {checkpoint.source}: {cause}") from None
             _correct_start(checkpoint.model, target)
@@ -98,13 +98,9 @@ def _check_numbers(checkpoint: Checkpoint, folder: Path, near: float) -> None:
     try:
         away = _difference(checkpoint, folder)
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it ({_line(error)})") from None
+        raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it ({one_line(error, 200)})") from None
     if away > near:
         raise UsageError(f"model {checkpoint.source}: CTranslate2's numbers are {away:.1%} off; it lacks some option")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def left_out(model: nn.Module) -> list[str]:

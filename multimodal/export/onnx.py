@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, one_line
 from multimodal.export.graphs import Graph
 
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
@@ -43,7 +43,7 @@ def export_graph(graph: Graph, path: Path) -> None:
                 output_names=list(graph.outputs), dynamic_shapes=dynamic, verbose=False,
             )  # fmt: skip
         except torch.onnx.OnnxExporterError as error:
-            cause = " ".join(str(error.__cause__ or error).split())[:160]
+            cause = one_line(error.__cause__ or error, 160)
             raise UsageError(f"{graph.name}: torch's exporter cannot make a graph of this model ({cause})") from None
         _clean(program.model, graph)
         program.save(str(path))

@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from multimodal.errors import MultimodalError, UsageError
+from multimodal.errors import MultimodalError, UsageError, one_line
 from multimodal.serve.jobs.lane import BusyError, CancelledJobError
 from multimodal.serve.models import NoModelError, NotReadyError
 
@@ -37,7 +37,7 @@ class HttpError(Exception):
 
 def as_http(error: Exception) -> HttpError:
     """The refusal that an error means. What is no fault of the client is logged, and told without details."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     match error:
         case HttpError():
             return error

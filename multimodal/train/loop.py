@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.data.loader import Loader, Step
-from multimodal.errors import CheckpointError, TrainingError, demand
+from multimodal.errors import CheckpointError, TrainingError, demand, one_line
 from multimodal.system.records import from_record
 from multimodal.train.checkpoint.atomic import newest, read_state, refuse_states, save_state
 from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
@@ -392,7 +392,7 @@ class Loop:
             state = place[1] if place else read_state(path)
             self._restore(path, state)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as cause:
-            told = " ".join(str(cause).split())[:300]
+            told = one_line(cause, 300)
             error = CheckpointError(f"{path}: does not fit this run: {told}")
         except CheckpointError as cause:
             error = cause

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
-from multimodal.errors import MultimodalError, UsageError, did_you_mean
+from multimodal.errors import MultimodalError, UsageError, did_you_mean, one_line
 from multimodal.system.outputs import Outputs
 from multimodal.system.signals import SIGNALS, at_stop, ending
 from multimodal.train.signals import EXIT_CODE, Stopped
@@ -145,7 +145,7 @@ def write_logs(*names: str) -> None:
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     for name in ("multimodal", *names):
         logging.getLogger(name).setLevel(level)
-    warnings.showwarning = lambda message, *_, **__: log.warning(" ".join(str(message).split()))
+    warnings.showwarning = lambda message, *_, **__: log.warning(one_line(message))
 
 
 def _end(code: int, line: str) -> None:

@@ -38,7 +38,7 @@ from multimodal.data.datasets.captions import CaptionAugmentSettings, SourcePart
 from multimodal.data.datasets.chats import open_chats
 from multimodal.data.loader import generator
 from multimodal.data.remote.trust import Trust
-from multimodal.errors import CheckpointError, MultimodalError, UsageError
+from multimodal.errors import CheckpointError, MultimodalError, UsageError, one_line
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.system.files import read_json
@@ -149,7 +149,7 @@ def held_batches(s: AnyRun, val: list[SourcePart], prepare: PrepareChat) -> dict
             try:
                 examples.append(prepare(part.source.read(key), generator("held out", key)))
             except MultimodalError as error:
-                log.warning("broken item skipped: %s", " ".join(str(error).split()))
+                log.warning("broken item skipped: %s", one_line(error))
         if not examples:
             raise UsageError(f"{one}: no row to validate with can be read", argument="data")
         name = Path(one.rpartition("=")[0]).stem

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.data.loader import BROKEN
-from multimodal.errors import DataError
+from multimodal.errors import DataError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def _compute(
             try:
                 frames = read(number).half()
             except BROKEN as error:
-                cause = " ".join(str(error).split()).removeprefix(f"{name(number)}: ")
+                cause = one_line(error).removeprefix(f"{name(number)}: ")
                 log.warning("broken recording skipped: %s: %s", name(number), cause)
                 frames = torch.zeros(0, bands, dtype=torch.half)
             lengths.append(len(frames))

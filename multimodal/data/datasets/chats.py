@@ -15,7 +15,7 @@ from typing import Any
 from multimodal.data.manifests import Line, read_list
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import PackedRows, Source, SourceRow, joined
-from multimodal.errors import DataError, MultimodalError, UsageError
+from multimodal.errors import DataError, MultimodalError, UsageError, one_line
 from multimodal.system.outputs import opened_output
 from multimodal.tokens.chat.messages import SOURCES, read_messages
 
@@ -42,7 +42,7 @@ def _row(line: Line, base: str, trust: Trust) -> SourceRow:
         messages = [_placed(message, base, trust) for message in messages]
         read_messages(messages)
     except MultimodalError as error:
-        return SourceRow("", fault=" ".join(str(error).split()), place=line.number)
+        return SourceRow("", fault=one_line(error), place=line.number)
     given = {name: line.values[name] for name in FIELDS if line.values.get(name) is not None}
     fields = {"messages": messages} | given
     return SourceRow("", "", None, answers, fields, place=line.number)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from multimodal.data.remote.trust import STORES, WEB, Trust
 from multimodal.data.remote.web import RefusedError, TransientError, UrlRule, opened
-from multimodal.errors import DataError
+from multimodal.errors import DataError, one_line
 from multimodal.system.files import cache_folder
 
 PATIENCE = 60.0  # seconds in which `LEAST` bytes must arrive
@@ -84,7 +84,7 @@ def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Open
             if not target.exists():
                 _copy(opener, target, MOST if most is None else most)
     except (OSError, ValueError, EOFError, ImportError, zlib.error, RefusedError) as error:
-        line = " ".join(str(error).split()) or type(error).__name__
+        line = one_line(error)
         raise DataError(f"{name}: cannot be copied to {folder} ({line})") from None
     return target
 

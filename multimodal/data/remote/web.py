@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from multimodal.data.remote.trust import WEB, Trust, host_of
+from multimodal.errors import one_line
 
 CONNECT = 10.0  # seconds
 READ = 60.0  # seconds without a byte
@@ -207,5 +208,4 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
 
 
 def _line(error: BaseException | str) -> str:
-    text = re.sub(r"^\[Errno -?\d+\] ", "", " ".join(str(error).split()))
-    return text or type(error).__name__
+    return re.sub(r"^\[Errno -?\d+\] ", "", one_line(error))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from multimodal.errors import CheckpointError, TrainingError, UsageError
+from multimodal.errors import CheckpointError, TrainingError, UsageError, one_line
 from multimodal.system.files import inside, read_json, sha256, sync
 from multimodal.system.records import from_record
 from multimodal.weights.files.archives import read_archive
@@ -119,7 +119,7 @@ def newest(folder: Path, read: Callable[[Path], Read]) -> Read | None:
             check(path)
             return read(path)
         except Exception as error:  # a damaged file may raise almost anything
-            cause = " ".join(str(error).split()) or type(error).__name__
+            cause = one_line(error)
             log.warning("%s: damaged, trying the one before: %s", path, cause)
     if states:
         raise CheckpointError(f"{folder}: none of {len(states)} saved states can be read")
@@ -144,7 +144,7 @@ def _cause(error: BaseException) -> str:
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, OSError):
         inner = inner.__context__
-    return (inner and inner.strerror) or " ".join(str(error).split())
+    return (inner and inner.strerror) or one_line(error)
 
 
 def _complete(part: Path, step: int) -> None:

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from multimodal.errors import TrainingError
+from multimodal.errors import TrainingError, one_line
 from multimodal.train.checkpoint.atomic import partial_folder, saving
 from multimodal.train.checkpoint.state import TrainingState
 from multimodal.train.distributed.processes import Processes
@@ -65,4 +65,4 @@ def load_shards(path: Path, rest: dict[str, Any], state: TrainingState, processe
 
 def _cause(error: CheckpointException) -> str:
     failure = next(iter(error.failures.values()))[0]
-    return " ".join(str(failure).split())
+    return one_line(failure)

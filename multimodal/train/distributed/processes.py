@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from multimodal.errors import TrainingError
+from multimodal.errors import TrainingError, one_line
 from multimodal.system.locks import lock, unlock
 from multimodal.train.losses import SingleProcess
 from multimodal.train.signals import Stopped
@@ -101,7 +101,7 @@ class Processes(SingleProcess):
         worst = max(kinds)
         if worst:
             first = kinds.index(worst)
-            cause = self.tell(" ".join(str(error).split()) or type(error).__name__, first)
+            cause = self.tell(one_line(error), first)
             if own == worst:
                 raise error
             raise Stopped(cause) if worst == 1 else TrainingError(f"process {first} ended: {cause}")
@@ -114,7 +114,7 @@ class Processes(SingleProcess):
             with self._alone_in(run):
                 yield
         except RuntimeError as error:
-            text = " ".join(str(error).split())
+            text = one_line(error)
             if self.world == 1 or not any(sign in text.lower() for sign in LOST):
                 raise
             raise TrainingError(f"process {self.rank}: another process has ended ({text[-120:]})") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.system import memory
 from multimodal.weights.files.formats import check_format
 from multimodal.weights.files.pickled import MOST_BYTES, Instance, read_pickle
@@ -60,8 +60,8 @@ def _naming(path: Path) -> Iterator[None]:
     except DAMAGE as error:
         if cause := memory.out_of_memory(error):
             raise CheckpointError(f"{path}: {cause}") from None
-        cause = " ".join(str(error).split())[:200]
-        cause = cause if isinstance(error, ValueError) else f"a damaged file: {cause or type(error).__name__}"
+        cause = one_line(error, 200)
+        cause = cause if isinstance(error, ValueError) else f"a damaged file: {cause}"
         raise CheckpointError(f"{path}: cannot be read as plain tensors ({cause})") from None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.system import memory
 from multimodal.system.files import shown
 
@@ -37,6 +37,6 @@ def read_gguf(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # numpy's and the library's, of all kinds, for bytes that are no such file
-        cause = " ".join(str(error).split())[:120] or type(error).__name__
+        cause = one_line(error, 120)
         raise CheckpointError(f"{path}: a GGUF file of llama.cpp that cannot be read, or is cut ({cause})") from None
     return tensors, fields

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.system import memory
 from multimodal.system.files import shown
 from multimodal.weights.files.archives import read_member
@@ -64,7 +64,7 @@ def _config(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], path:
     try:
         config = yaml.safe_load(_small(archive, members[CONFIG], path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        cause = " ".join(str(error).split())[:100]
+        cause = one_line(error, 100)
         raise CheckpointError(f"{path}: {CONFIG} is not plain YAML ({cause})") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: {CONFIG}: expected a table ({shown(config)})")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.system import memory
 from multimodal.system.files import inside, parse_json, read_json, shown
 from multimodal.weights.files.archives import read_pickled
@@ -79,7 +79,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:200]
+        cause = one_line(error, 200)
         raise CheckpointError(f"{path}: cannot be read as safetensors ({cause})") from None
 
 
