@@ -34,7 +34,7 @@ class ShallowFusion:
         if self.weight:
             scores = scores + self.weight * self.lm(ids[:, self.prompt :]).to(scores)
         if self.bonus and self.starts is not None:
-            scores = scores + self.bonus * self.starts(ids[:, self.prompt :])
+            scores = scores + self.bonus * self.starts(ids[:, self.prompt :]).to(scores)
         return scores
 
     def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:

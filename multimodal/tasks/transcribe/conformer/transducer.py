@@ -18,7 +18,7 @@ def fused(lm: LanguageModel, weight: float, bonus: float, starts: WordStarts, de
 
     def fuse(ids: tuple[int, ...]) -> Float[Tensor, "V"]:
         text = torch.tensor([ids], dtype=torch.long, device=device).reshape(1, len(ids))
-        return (weight * lm(text)[0] + bonus * starts(text)[0]).cpu().float()
+        return (weight * lm(text)[0] + bonus * starts(text)[0].float()).cpu().float()
 
     return fuse
 
