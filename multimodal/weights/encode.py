@@ -1,6 +1,6 @@
 """Vectors of images and texts, of a contrastive model or a vision transformer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ TOKENS = 640  # per batch on a CPU: activations stay in its cache
 
 @torch.inference_mode()
 def text_features(
-    model: CLIP, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int = 256
+    model: CLIP, tokenizer: Tokenizer, texts: Iterable[str], batch_size: int = 256
 ) -> Float[Tensor, "N D"]:
     """Unit vectors of texts, in order, on the model's device. Repeated texts are encoded once.
 

@@ -3,7 +3,7 @@ and last manifest.json with the sha256 of each of them."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -101,10 +101,14 @@ class Checkpoint:
             raise CheckpointError(f"model {self.source}: checkpoint has no preprocessing")
         return preprocess(as_image(image), self.preprocessing)
 
-    def tokenize(self, texts: str | Sequence[str]) -> Int[Tensor, "N T"]:
+    def tokenize(self, texts: str | Iterable[str]) -> Int[Tensor, "N T"]:
         """Ids of texts with the control tokens, padded to the longest. Raises TextError. Warns (TextCut) of texts cut
         to the context."""
-        return self.required_tokenizer().batch([texts] if isinstance(texts, str) else texts).ids
+        tokenizer, config = self.required_tokenizer(), getattr(self.model, "config", None)
+        parts = (config, *(getattr(config, name, None) for name in ("text", "encoder", "decoder")))
+        limits = [tokenizer.context, *[part.context for part in parts if isinstance(part, TextConfig)][:1]]
+        longest = min((limit for limit in limits if limit is not None), default=None)
+        return tokenizer.batch([texts] if isinstance(texts, str) else texts, longest).ids
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput]) -> Float[Tensor, "N D"]:
         """Unit vectors of one or several images by a CLIP, or the pooled output of a ViT. `Embedder` takes more at a
@@ -112,14 +116,18 @@ class Checkpoint:
         if not isinstance(self.model, CLIP | ViT):
             raise UsageError(f"model {self.source}: expected a CLIP or ViT model, got {self.kind}")
         several = images if isinstance(images, list | tuple) else [images]
-        return image_features(self.model, torch.stack([self.preprocess(image) for image in several]))
+        if not several:
+            raise UsageError("must hold at least one image (got 0)", argument="images")
+        # a copy, since a tensor of inference mode is of no use in training
+        return image_features(self.model, torch.stack([self.preprocess(image) for image in several])).clone()
 
-    def encode_text(self, texts: str | Sequence[str]) -> Float[Tensor, "N D"]:
+    def encode_text(self, texts: str | Iterable[str]) -> Float[Tensor, "N D"]:
         """Unit vectors of one or several texts by a CLIP; `Embedder` encodes with text models. Raises TextError,
         UsageError for another model."""
         if not isinstance(self.model, CLIP):
             raise UsageError(f"model {self.source}: expected a CLIP model, got {self.kind}")
-        return text_features(self.model, self.required_tokenizer(), [texts] if isinstance(texts, str) else texts)
+        several = [texts] if isinstance(texts, str) else texts
+        return text_features(self.model, self.required_tokenizer(), several).clone()
 
     def original(self) -> nn.Module:
         """The model as loaded. Raises UsageError if it was prepared for inference."""

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system import memory
 from multimodal.system.assets import shipped
@@ -76,7 +78,7 @@ def load(
     none: openai, imagenet, inception, siglip, a JSON file like a checkpoint folder's `preprocessing.json`, or a
     Preprocessing. `task`: whose models an error suggests first for an unknown name, such as "transcribe".
     Raises UsageError for an unknown name, CheckpointError for an unusable file."""
-    with memory.naming(name_or_path):
+    with torch.inference_mode(False), memory.naming(name_or_path):  # weights of inference mode could not be trained
         return with_preprocessing(open_checkpoint(name_or_path, architecture, task=task), preprocessing)
 
 

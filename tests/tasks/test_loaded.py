@@ -21,6 +21,7 @@ from multimodal.tasks.encode.columns import source_column
 from multimodal.tasks.encode.loaded import check_on_error
 from multimodal.tasks.text.options import AnswerOptions, GenerateOptions, TagOptions, TranslateOptions
 from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
+from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from tests.helpers.folders import every_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:text 1 has a translation that was cut", "ignore:.*the caption is empty")
@@ -228,6 +229,30 @@ def test_a_checkpoints_first_steps(models):
         asr.encode_image(RED)
     with pytest.raises(UsageError, match="expected a CLIP"):
         asr.encode_text("a")
+    with pytest.raises(UsageError, match=r"images must hold at least one image \(got 0\)"):
+        clip.encode_image([])
+    context = clip.model.config.text.context
+    with pytest.warns(TextCut, match=f"cut to {context} tokens"):
+        assert clip.tokenize("a dog " * 500).shape == (1, context)
+    array = np.array(["a", "bcd"])
+    assert clip.tokenize(array).equal(clip.tokenize(["a", "bcd"]))
+    assert clip.encode_text(array).equal(clip.encode_text(["a", "bcd"]))
+
+
+@pytest.mark.parametrize("texts", [{"a", "b"}, frozenset("ab"), {"a": 1}, np.array("a dog"), 5, b"a"])
+def test_texts_without_an_order_are_refused(texts):
+    with pytest.raises(TextError, match="texts: expected a list of texts"):
+        texts_of(texts, "texts")
+
+
+def test_a_probe_and_a_model_loaded_in_inference_mode_can_be_trained(models):
+    with torch.inference_mode():
+        checkpoint = multimodal.load(models / "clip")
+    features = torch.cat([checkpoint.encode_image([RED, BLUE]), checkpoint.encode_text(["red", "blue"])])
+    probe = torch.nn.Linear(features.shape[1], 2)
+    probe(features).sum().backward()
+    checkpoint.model(checkpoint.preprocess(RED)[None], checkpoint.tokenize("red")).sum().backward()
+    assert checkpoint.model.logit_scale.grad is not None
 
 
 @pytest.mark.parametrize(

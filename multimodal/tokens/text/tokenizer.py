@@ -150,14 +150,14 @@ class Tokenizer(ABC):
         before, after = start + a + end * ends, b + end
         return before + after, [0] * len(before) + [self.pair_segment] * len(after)
 
-    def batch(self, texts: Sequence[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
+    def batch(self, texts: Iterable[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
         """Ids [B T] of texts between bos and eos (if the vocabulary has them), with mask and counts of cut tokens.
 
         `length`: maximum tokens of a row, with bos and eos (default: `context`). Rows are padded to the longest text,
         or to `length` with `pad_to_length`. Truncated rows keep their eos; one TextCut warning per batch. Raises
         TextError."""
-        if isinstance(texts, str) or not texts:
-            raise TextError(f"texts: expected a list of at least one text, got {texts!r:.40}")
+        if not (texts := texts_of(texts, "texts")):
+            raise TextError("texts: expected at least one")
         length = self.context if length is None else length
         pad_to_length = self.pad_to_length if pad_to_length is None else pad_to_length
         start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
@@ -200,8 +200,9 @@ def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) ->
 
 
 def texts_of(values: Any, name: str, error: type[MultimodalError] = TextError) -> list[str]:
-    """List of texts from any iterable. Raises `error` with the argument's `name` and the value."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    """List of texts from any iterable that has an order. Raises `error` with the argument's `name` and the value."""
+    other = isinstance(values, str | bytes | Mapping | set | frozenset)
+    if other or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise error(f"{name}: expected a list of texts ({shown(values)})")
     texts = list(values)
     for number, text in enumerate(texts, 1):
