@@ -9,8 +9,10 @@ from typing import Any
 from torch import nn
 
 from multimodal.errors import CheckpointError
+from multimodal.models.any_to_text import AnyToText
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
+from multimodal.models.vision.git import GIT
 from multimodal.system.files import optional_json
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
@@ -19,6 +21,8 @@ from multimodal.weights.card import searched
 from multimodal.weights.fit import check_size, check_values, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
+
+SEARCHED = (TextTransformer, EncoderDecoder, AnyToText, GIT)  # models whose generate follows generation_config.json
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Family:
             if self.beside:
                 config = ({self.beside: _beside(folder, self.beside)} if folder else {}) | config
             search: dict[str, Any] = {}
-            if folder and self.model in (TextTransformer, EncoderDecoder):
+            if folder and self.model in SEARCHED:
                 search = optional_json(folder / "generation_config.json") or config
                 if (start := search.get("decoder_start_token_id")) is not None:
                     config = config | {"decoder_start_token_id": start}

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import string
 from pathlib import Path
 
@@ -157,6 +158,27 @@ def test_beams_have_the_texts_and_scores_of_transformers(folders, name, options,
             expected.setdefault(ours.tokenizer.decode([*write.prompt, *ids]).strip(), score)
         assert [caption.text for caption in found] == [*expected]
         assert [caption.score for caption in found] == pytest.approx([*expected.values()], abs=1e-5)
+
+
+@torch.no_grad()
+def test_a_git_follows_its_generation_config(folders, tmp_path):
+    """As of `generate()` without arguments."""
+    from transformers import GitForCausalLM
+
+    reference = GitForCausalLM.from_pretrained(folders / "git").eval()
+    reference.generation_config.update(num_beams=3, repetition_penalty=1.4, no_repeat_ngram_size=2, max_new_tokens=8)
+    shutil.copytree(folders / "git", tmp_path / "git")
+    reference.generation_config.save_pretrained(tmp_path / "git")
+    write = CaptionWriter(*prepared(tmp_path / "git", "float32", "cpu", {"max_new_tokens": 8}))
+    pixels = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(7)) * 3
+    for one, (best, *_) in zip(pixels, write(pixels), strict=True):
+        row = reference.generate(pixel_values=one[None])[0].tolist()
+        assert best.ids == (row[1 : row.index(3)] if 3 in row else row[1:])
+    path = tmp_path / "git" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bad_words_ids": [[5]]}))
+    with pytest.warns(UserWarning, match=r"asks for bad_words_ids \[\[5\]\], which is not followed"):
+        options = prepared(tmp_path / "git", "float32", "cpu", {"beam_size": 1, "repetition_penalty": 2.0})[1]
+    assert (options.beam_size, options.repetition_penalty, options.no_repeat_ngram) == (1, 2.0, 2)
 
 
 def test_coca_classifies_and_gives_text_vectors(capsys, folders, pair):

@@ -75,10 +75,10 @@ def check(p: Parser, options: Namespace) -> None:
 
 
 def run(options: Namespace) -> int:
+    from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
     from multimodal.tasks.text import choices as generate_choices
     from multimodal.tasks.text.examples import STOP, read_examples
     from multimodal.tasks.text.generate import TextWriter, prepared
-    from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
 
     chosen = PromptOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []

@@ -59,7 +59,7 @@ def check(p: Parser, options: Namespace) -> None:
 def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
     from multimodal.tasks.encode.attempts import item_error
-    from multimodal.tasks.text.search_defaults import warn_of_search
+    from multimodal.tasks.encode.search_defaults import warn_of_search
     from multimodal.tasks.text.translate import TranslationWriter, asked_of, warn_of_cuts
 
     if options.output is not None and not Path(options.output).parent.is_dir():

@@ -14,12 +14,12 @@ from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter
+from multimodal.tasks.encode.search_defaults import search_defaults
 from multimodal.tasks.text.detokenize import token_texts
 from multimodal.tasks.text.embed import prompt_text
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Continuation, TextWriter
 from multimodal.tasks.text.options import GenerateOptions, options_for
-from multimodal.tasks.text.search_defaults import search_defaults
 from multimodal.tasks.text.translate import Translation, TranslationWriter, asked_of
 from multimodal.tokens.chat.messages import Message
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -45,13 +45,12 @@ class ChatModel:
 
     def writer(self, options: Mapping[str, Any], penalties: Penalties | None = None) -> TextWriter:
         """Raises UsageError."""
-        checkpoint = self.served.checkpoint
+        checkpoint, options = self.served.checkpoint, {"beam_size": 1, **options}
         if isinstance(checkpoint.model, AnyToText):
             made = AnswerWriter(checkpoint, *settings(checkpoint, options))
             self.media = made.media = self.media or made.media  # keeps what was encoded
         else:
-            asked = search_defaults(checkpoint, {"beam_size": 1, **options}, GenerateOptions)
-            made = TextWriter(checkpoint, options_for(asked))
+            made = TextWriter(checkpoint, options_for(search_defaults(checkpoint, options, GenerateOptions)))
         size = made.tokenizer.vocab_size
         if wrong := [token for token, _ in (penalties or Penalties()).bias if not 0 <= token < size]:
             raise UsageError(f"{wrong[0]} is not among the {size} tokens of the model", argument="logit_bias")

@@ -17,6 +17,7 @@ from multimodal.system.files import shown
 from multimodal.tasks.ask.writer import AnswerWriter, Prompt
 from multimodal.tasks.encode.arguments import AskArguments, AskerArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded, local
+from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
 from multimodal.tasks.text.generate import Continuation
 from multimodal.tasks.text.options import GenerateOptions, options_for
 from multimodal.tokens.audio.reading import AUDIO
@@ -42,6 +43,7 @@ class Asker(LoadedModel):
     ):  # fmt: skip
         checkpoint = prepared(model, compute_type, device)
         self.writer = AnswerWriter(checkpoint, *settings(checkpoint, options))
+        warn_of_search(checkpoint, options, GenerateOptions)
         self.urls = urls
 
     def __call__(self, question: str, *inputs: Any) -> str:
@@ -167,8 +169,8 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
 
 
 def settings(checkpoint: Checkpoint, given: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]:
-    """`given` options, else those of the card, else the defaults. Any choice of frames replaces all of the card's.
-    Raises UsageError; CheckpointError for the card's."""
+    """`given` options, else those of the card, else those of generation_config.json, else the defaults. Any choice of
+    frames replaces all of the card's. Raises UsageError; CheckpointError for the card's."""
     own = checkpoint.card.get("ask") or {}
     try:
         _settings(own)
@@ -176,7 +178,7 @@ def settings(checkpoint: Checkpoint, given: Mapping[str, Any]) -> tuple[Generate
         raise CheckpointError(f"{checkpoint.source}: card, ask: {error}") from None
     if VideoOptions.among(given):
         own = {name: value for name, value in own.items() if name not in VideoOptions.declared}
-    return _settings({**own, **given})
+    return _settings(search_defaults(checkpoint, {**own, **given}, GenerateOptions))
 
 
 def _settings(values: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]:

@@ -28,11 +28,13 @@ class CaptionOptions(DecodingOptions):
 
 
 def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> CaptionOptions:
-    """`given` options, else those of the model's card under "caption", else the defaults. A given beam switches the
-    card's sampling off, and given sampling the card's beam.
+    """`given` options, else those of the model's card under "caption", else those of its generation_config.json, else
+    the defaults. A given beam switches the card's sampling off, and given sampling the card's beam.
 
     Raises UsageError for an unknown name, a bad value or values that contradict each other; CheckpointError for such a
     card."""
+    from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
+
     own = checkpoint.card.get("caption", {})
     try:
         if not isinstance(own, Mapping):
@@ -44,7 +46,8 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> CaptionOp
         own = {name: value for name, value in own.items() if name != "beam_size"}
     elif given.get("beam_size", 1) > 1:
         own = {name: value for name, value in own.items() if name not in ("temperature", *OFF)}
-    options = _options({**own, **given})
+    warn_of_search(checkpoint, given, CaptionOptions)
+    options = _options(search_defaults(checkpoint, {**own, **given}, CaptionOptions))
     check_combination(options, "num_captions")
     return options
 

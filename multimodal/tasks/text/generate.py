@@ -36,9 +36,9 @@ from multimodal.models.text import TextTransformer
 from multimodal.system.files import shown
 from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
+from multimodal.tasks.encode.search_defaults import search_defaults, search_settings, warn_of_search
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
-from multimodal.tasks.text.search_defaults import search_defaults, search_settings, warn_of_search
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.weights.folder import Checkpoint
 

@@ -20,10 +20,10 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
+from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
 from multimodal.tasks.text.detokenize import HALF
 from multimodal.tasks.text.languages import direction, is_language, task_prefix
 from multimodal.tasks.text.options import TranslateOptions
-from multimodal.tasks.text.search_defaults import search_defaults, warn_of_search
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from multimodal.weights.folder import Checkpoint
 

@@ -104,11 +104,16 @@ def saved(name: str, folder: Path, model: torch.nn.Module, made: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+SEARCH = {"num_beams": 3, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "length_penalty": 0.5}
+
+
+@pytest.mark.parametrize(("name", "asked"), [*((name, {}) for name in TEMPLATES), ("Idefics3", SEARCH)])
 @torch.no_grad()
-def test_answers_are_transformers(name, tmp_path):
+def test_answers_are_transformers(name, asked, tmp_path):
+    """`asked`: in generation_config.json."""
     torch.manual_seed(0)
     model, made = reference(name)
+    model.generation_config.update(**asked)
     asker = Asker(saved(name, tmp_path, model, made), compute_type="float32", max_new_tokens=6)
     images = [Image.fromarray(np.arange(h * w * 3, dtype=np.uint8).reshape(h, w, 3)) for h, w in ((31, 70), (50, 20))]
     said = lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]}
