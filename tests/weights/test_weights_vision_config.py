@@ -196,10 +196,14 @@ def test_open_clip_resizes_to_a_rectangle_by_bicubic_interpolation_alone(tmp_pat
 
     image = Image.effect_mandelbrot((61, 43), (-2, -1, 1, 1), 40).convert("RGB")
     for size in ([48, 32], [32, 32]):
-        pixels = {"size": size, "mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bilinear"}
-        own = preprocess(image, open_clip_preprocessing(None, {"preprocess_cfg": pixels}))
+        pixels = {"size": 24, "mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bilinear"}  # the model's counts
+        config = {"model_cfg": {"vision_cfg": {"image_size": size}}, "preprocess_cfg": pixels}
+        own = preprocess(image, open_clip_preprocessing(None, config))
         other = open_clip.image_transform(tuple(size), False, OPENAI_MEAN, OPENAI_STD, "shortest", "bilinear")
         assert own.equal(other(image)), size
+    for key, value in (("mode", "L"), ("interpolation", "lanczos")):
+        with pytest.raises(CheckpointError, match=rf"preprocess_cfg\.{key} '{value}' is not supported"):
+            open_clip_preprocessing(None, {"preprocess_cfg": {key: value}})
 
 
 @pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.", "module._orig_mod."])

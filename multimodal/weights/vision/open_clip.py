@@ -10,6 +10,7 @@ from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.text_config import TextConfig
 from multimodal.system.assets import open_clip_file
+from multimodal.system.files import shown
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.files import open_clip_text
@@ -41,8 +42,12 @@ def settings(record: dict[str, Any], defaults: dict[str, Any], part: str) -> dic
     """`record` over `defaults`. Raises CheckpointError for an unknown key that is set."""
     for key, value in record.items():
         if key not in defaults and key not in INERT and value not in (None, False):
-            raise CheckpointError(f"OpenCLIP configuration: {part}{key} {value!r} is not supported")
+            raise _unknown(part + key, value)
     return defaults | record
+
+
+def _unknown(option: str, value: Any) -> CheckpointError:
+    return CheckpointError(f"OpenCLIP configuration: {option} {shown(value)} is not supported")
 
 
 def model_settings(config: dict[str, Any], defaults: dict[str, Any] = MODEL) -> dict[str, Any]:
@@ -71,7 +76,7 @@ def tower(part: dict[str, Any], heads: int, quick: bool, final_norm: bool = True
 
 def _norm_eps(norm: dict[str, Any]) -> float:
     if set(norm) - {"eps"}:
-        raise CheckpointError(f"OpenCLIP configuration: norm_kwargs {norm!r} is not supported")
+        raise _unknown("norm_kwargs", norm)
     return norm.get("eps", 1e-5)
 
 
@@ -94,12 +99,17 @@ def text_part(model: dict[str, Any]) -> tuple[TextConfig, dict[str, Any]]:
 
 
 def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
-    """From `preprocess_cfg`; None without it, since weights of one architecture differ."""
+    """From `preprocess_cfg`; None without it, since weights of one architecture differ. The size is the model's, as in
+    open_clip. Raises CheckpointError for options that open_clip does not have."""
     record = config.get("preprocess_cfg")
     if record is None:
         return None
-    size = pair(record.get("size", config.get("model_cfg", {}).get("vision_cfg", {}).get("image_size", 224)))
+    size = pair(config.get("model_cfg", config).get("vision_cfg", {}).get("image_size", 224))
     mode, interpolation = record.get("resize_mode", "shortest"), record.get("interpolation", "bicubic")
+    for key, value, known in (("mode", record.get("mode", "RGB"), ("RGB",)),
+                              ("interpolation", interpolation, ("bicubic", "bilinear"))):  # fmt: skip
+        if value not in known:
+            raise _unknown(f"preprocess_cfg.{key}", value)
     if mode == "shortest" and size[0] != size[1]:
         interpolation = "bicubic"  # open_clip's ResizeKeepRatio gets no other
     return Preprocessing(
@@ -111,21 +121,27 @@ def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Prep
 
 def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     """CLIP's vocabulary, SigLIP's if the folder holds its SentencePiece file, or that of its `tokenizer.json`; else
-    None."""
+    None. Raises CheckpointError for options of a tokenizer that we do not have."""
     text = config.get("model_cfg", config).get("text_cfg", {})
     size, context = text.get("vocab_size", 49408), text.get("context_length", 77)
-    if not text.get("hf_tokenizer_name") and not text.get("tokenizer_kwargs") and size == 49408:
-        return CLIPTokenizer(context)
     options = dict(text.get("tokenizer_kwargs") or {})
+    if not text.get("hf_tokenizer_name") and size == 49408:
+        if options not in ({}, {"clean": "lower"}):
+            raise _unknown("text_cfg.tokenizer_kwargs", options)
+        return CLIPTokenizer(context)
     clean, strip_sep = options.pop("clean", "whitespace"), bool(options.pop("strip_sep_token", False))
     canonical = clean == "canonicalize"
     if folder is None:
         return None
     if (folder / "spiece.model").exists() and canonical and size == 32000:
         return SigLIPText(folder / "spiece.model", context)
-    known = text.get("hf_tokenizer_name") and not options and not text.get("tokenizer_mode")
-    known = known and (canonical or clean == "whitespace")
-    return open_clip_text(folder, size, context, canonical, strip_sep) if known else None
+    if not text.get("hf_tokenizer_name"):
+        return None
+    if options or clean not in ("canonicalize", "whitespace"):
+        raise _unknown("text_cfg.tokenizer_kwargs", text["tokenizer_kwargs"])
+    if text.get("tokenizer_mode"):
+        raise _unknown("text_cfg.tokenizer_mode", text["tokenizer_mode"])
+    return open_clip_text(folder, size, context, canonical, strip_sep)
 
 
 def pair(size: int | list[int]) -> tuple[int, int]:

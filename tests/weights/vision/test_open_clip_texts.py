@@ -80,11 +80,19 @@ def test_ids_equal_open_clips(make, tmp_path):
     assert torch.equal(ids, expected)
 
 
-def test_options_without_an_equal_give_no_tokenizer(tmp_path):
+def test_cleaning_of_texts_for_clips_vocabulary():
+    for lower in ({}, {"tokenizer_kwargs": {"clean": "lower"}}, {"tokenizer_kwargs": None}):  # open_clip's own way
+        assert isinstance(open_clip_tokenizer(None, {"text_cfg": lower}), CLIPTokenizer)
+    with pytest.raises(CheckpointError, match=r"text_cfg\.tokenizer_kwargs \{'clean': 'canonicalize'\} is not support"):
+        open_clip_tokenizer(None, {"text_cfg": {"tokenizer_kwargs": {"clean": "canonicalize"}}})
+
+
+def test_options_without_an_equal_are_refused_by_name(tmp_path):
     text = words(tmp_path) | {"hf_tokenizer_name": "elsewhere", "vocab_size": 70}
     for changed in ({"tokenizer_kwargs": {"clean": "lower"}}, {"tokenizer_kwargs": {"language": "de"}},
                     {"tokenizer_mode": "clips"}):  # fmt: skip
-        assert open_clip_tokenizer(tmp_path, {"text_cfg": text | changed}) is None
+        with pytest.raises(CheckpointError, match=rf"text_cfg\.{next(iter(changed))} .* is not supported"):
+            open_clip_tokenizer(tmp_path, {"text_cfg": text | changed})
     pipeline = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(pipeline | {"post_processor": None}))
     assert open_clip_tokenizer(tmp_path, {"text_cfg": text}) is not None  # BertTokenizer puts its own
