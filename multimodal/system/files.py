@@ -103,8 +103,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} if there is no such file. Raises CheckpointError."""
-    return read_json(path) if path.is_file() else {}
+    """The JSON object in a file; {} if there is no such file. Raises CheckpointError, also for a pipe or a folder."""
+    return read_json(path) if path.exists() else {}
 
 
 def read_json_value(path: Path) -> Any:

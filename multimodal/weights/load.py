@@ -240,7 +240,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _config_of(folder: Path) -> dict[str, Any]:
     for name in CONFIGS:
-        if (folder / name).is_file():
+        if (folder / name).exists():
             return read_json(folder / name)
     return {}
 

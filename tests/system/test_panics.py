@@ -1,5 +1,6 @@
 """Regular expressions of a `tokenizer.json`: exponential ones raise a typed error."""
 
+import base64
 import json
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from multimodal.errors import CheckpointError, TextError
 from multimodal.tokens.text.hub import pipeline as hub
 from multimodal.tokens.text.hub.files import hub_tokenizer
-from multimodal.tokens.text.hub.patterns import check_pattern, no_panic
+from multimodal.tokens.text.hub.patterns import check_growth, check_pattern, no_panic
 from multimodal.tokens.text.hub.pipeline import HubTokenizer, naming_pipeline
 
 GPT4 = (
@@ -68,6 +69,35 @@ def test_patterns_that_explode_are_refused_by_name(tmp_path, capfd, pattern, pla
 def test_patterns_of_cubic_time_are_refused(pattern):
     with pytest.raises(CheckpointError, match="regular expressions take"):
         HubTokenizer(pipeline(pre_tokenizer=split(pattern)), {}, 29, 0)
+
+
+def replace(pattern: dict, content: str) -> dict:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+NFKC = base64.b64encode(bytes(4) + b"a\0" + b"b" * 33 + b"\0").decode()  # the longest of SentencePiece's nmt_nfkc
+
+
+@pytest.mark.parametrize("several", ["normalizers", "decoders"])
+@pytest.mark.parametrize(
+    ("steps", "growth"),
+    [
+        ([replace({"String": "a"}, "a" * 1000)] * 4, "1000000000000"),
+        ([replace({"Regex": ""}, "aa")] * 20, "3486784401"), ([replace({"String": "a"}, "b" * 5000)], "5000"),
+        ([{"type": "Prepend", "prepend": "aaa"}] * 7, "16384"),
+        ([{"type": "Precompiled", "precompiled_charsmap": NFKC}] * 3, "35937"),
+    ],
+)  # fmt: skip
+def test_replacements_without_bound_are_refused(several, steps, growth):
+    part = {"type": "Sequence", several: steps}
+    with pytest.raises(CheckpointError, match=rf"may make a text {growth} times as long, more than 4096"):
+        HubTokenizer(pipeline(**{several[:-1]: {"type": "Sequence", several: [part]}}), {}, 29, 0)
+
+
+def test_replacements_in_use_are_taken():
+    steps = [{"type": "Precompiled", "precompiled_charsmap": NFKC}, {"type": "Prepend", "prepend": "▁"},
+             replace({"String": "``"}, '"'), replace({"Regex": " {2,}"}, " ")]  # fmt: skip
+    check_growth({"type": "Sequence", "normalizers": steps + [replace({"String": "\n"}, " ")] * 50})
 
 
 def test_a_panic_while_a_text_is_read_is_an_error_of_the_text(capfd, monkeypatch):

@@ -1,6 +1,7 @@
 """`load` and `convert`: every source of a checkpoint, and the refused ones."""
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -230,6 +231,16 @@ def test_a_folder_or_hub_repository_with_pickled_weights_alone_is_converted(tmp_
             load(source)
         convert(source, tmp_path / out)
         assert same_weights(load(tmp_path / out).model, expected)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_configuration_that_is_a_pipe_is_refused_rather_than_missing(name, hf_folder, tmp_path):
+    shutil.copytree(hf_folder, tmp_path / "made")
+    path = tmp_path / "made" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}: not a regular file"):
+        load(tmp_path / "made")
 
 
 def test_a_configuration_given_to_convert_goes_before_the_one_beside_the_weights(hf_folder, tmp_path):

@@ -1,8 +1,10 @@
-"""Checks of the regular expressions in a `tokenizer.json`, and errors in place of the library's panics.
+"""Checks of regular expressions and replacements in a `tokenizer.json`, and errors in place of the library's panics.
 
 The library's regular expressions backtrack; after ten million steps they panic, with a `PanicException`, which is not
 an `Exception`, and a hundred lines on stderr."""
 
+import base64
+import math
 import os
 import string
 import threading
@@ -17,6 +19,7 @@ from multimodal.system.files import shown
 MOST_PATTERN = 2000  # characters; the longest in use have about 400
 MOST_REPEATS = 3  # unbounded, in one branch: time may grow with this power of a run's length
 MOST_COUNT = 100  # of {n}
+MOST_GROWTH = 4096  # times the length of a text; steps in use have less than 100 together
 SLOW = 0.1  # CPU seconds for a probe; patterns in use take a thousandth
 # runs, each followed by what a pattern may wait for: otherwise the library skips the attempt
 _PROBES = [*(c * 200 + "\0" + string.printable for c in "aA1 \n\t!._-é日"), "The cat, 12 of 99 dogs; it's " * 10]
@@ -53,6 +56,26 @@ def check_time(encode: Callable[[str], object]) -> None:
         if (took := time.thread_time() - start) > SLOW:
             text = shown(probe[:10])
             raise CheckpointError(f"its regular expressions take {took:.1f} s for {len(probe)} characters like {text}")
+
+
+def check_growth(steps: Any) -> None:
+    """Raise CheckpointError for a normalizer or decoder whose steps in a row may make a text longer without bound."""
+    if (growth := _growth(steps)) > MOST_GROWTH:
+        raise CheckpointError(f"its replacements may make a text {growth:.0f} times as long, more than {MOST_GROWTH}")
+
+
+def _growth(step: Any) -> float:
+    match step:
+        case {"normalizers": list(inner)} | {"decoders": list(inner)}:
+            return math.prod(map(_growth, inner))
+        case {"content": str(text), "pattern": {"String": str(found)}} if found:
+            return max(1.0, len(text) / len(found))
+        case {"content": str(text), "pattern": _} | {"prepend": str(text)}:  # a pattern may match between characters
+            return len(text) + 1.0
+        case {"precompiled_charsmap": str(code)}:  # its trie's size, the trie, texts that end in NUL
+            data = base64.b64decode(code)
+            return max(1.0, *map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+    return 1.0
 
 
 class _Scan:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multimodal.errors import CheckpointError, TextError
 from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache, encode_whole
-from multimodal.tokens.text.hub.patterns import check_pattern, check_time, no_panic, patterns_of
+from multimodal.tokens.text.hub.patterns import check_growth, check_pattern, check_time, no_panic, patterns_of
 from multimodal.tokens.text.languages import languages_of, sentinels_of
 from multimodal.tokens.text.pieces import pieces_of
 from multimodal.tokens.text.tokenizer import MARK, RECORD, Piece, Tokenizer, checked, write_record, write_text
@@ -243,6 +243,8 @@ def _backend(pipeline: dict[str, Any]) -> "tokenizers.Tokenizer":
 
     for pattern in patterns_of(pipeline):
         check_pattern(pattern)
+    for name in ("normalizer", "decoder"):
+        check_growth(pipeline.get(name))
     try:
         with no_panic("the pipeline", CheckpointError):
             backend = Backend.from_str(json.dumps(pipeline))
