@@ -190,7 +190,7 @@ def test_an_index_leaves_out_a_vector_that_is_not_finite(kinds, tmp_path, monkey
 
 
 def test_texts_whose_batch_is_too_large_are_embedded_in_parts(kinds, capsys, tmp_path, monkeypatch):
-    from multimodal.tasks.text import embed as task
+    from multimodal.tasks.text import embedder as task
 
     embed = task.embed
 
