@@ -91,7 +91,7 @@ def _edges(record: Preprocessing) -> dict[str, Any]:
 
 def _around(tokenizer: Tokenizer) -> dict[str, Any]:
     """Ids around a text."""
-    start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
+    start, end = tokenizer.frame
     return {"before": start, "after": end, "pad": tokenizer.pad_id}
 
 

@@ -25,7 +25,7 @@ def text_features(
         raise TextError("texts: expected at least one")
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     context = model.config.text.context
-    longest = min(context, tokenizer.context or context)
+    longest = tokenizer.length_in(context)
     free = padding_is_free(model.config)
     ids, mask, _ = tokenizer.batch(list(rows), longest, pad_to_length=not free)
     lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1], device=ids.device)

@@ -85,7 +85,7 @@ class LabelledTexts(SizedExamples[ClassExample]):
         if wrong := [row.label for row in rows if row.label not in index]:
             problem = f"label {wrong[0]!r:.40} is not among the training texts' labels ({few(labels)})"
             raise DataError(f"{where}: {problem}")
-        start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
+        start, end = tokenizer.frame
         room = context - len(start) - len(end)
         whole = [tokenizer.encode(row.text) for row in rows]
         self.cut = sum(len(ids) > room for ids in whole)

@@ -200,7 +200,7 @@ class EmbeddingModel:
         checkpoint, tokenizer = self.served.checkpoint, self.served.checkpoint.required_tokenizer()
         model, before = checkpoint.model, prompt_text(checkpoint, None)
         config = model.config.text if isinstance(model, CLIP) else getattr(model, "encoder", model).config
-        most = min(config.context, tokenizer.context or config.context)
+        most = tokenizer.length_in(config.context)
         ends = isinstance(model, CLIP) or tokenizer.puts_end or not config.causal
         added = (tokenizer.bos_id is not None) + (ends and tokenizer.eos_id is not None)
         texts, total = list[str](), 0

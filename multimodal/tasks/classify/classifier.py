@@ -90,7 +90,7 @@ class ZeroShotClassifier(ImageClassifier):
                     warnings.warn(warning.message, stacklevel=3)
         if cut:
             longest = self.model.config.text.context
-            warn_cut(self.labels, prompts, self.tokenizer, min(longest, self.tokenizer.context or longest))
+            warn_cut(self.labels, prompts, self.tokenizer, self.tokenizer.length_in(longest))
         weights = torch.cat(vectors) if len(vectors) > 1 else vectors[0]
         return F.normalize(weights, dim=-1, out=weights)
 

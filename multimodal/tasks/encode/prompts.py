@@ -89,7 +89,7 @@ def check_texts(labels: Sequence[str], prompts: Sequence[Sequence[str]], tokeniz
 
 def warn_cut(labels: Sequence[str], prompts: Sequence[Sequence[str]], tokenizer: Tokenizer, context: int) -> None:
     """Warn of labels with prompts longer than `context` tokens."""
-    room = context - (tokenizer.bos_id is not None) - (tokenizer.eos_id is not None)
+    room = context - sum(map(len, tokenizer.frame))
     lost = {
         label: [len(ids) - room for ids in _ids(texts, tokenizer)] for label, texts in zip(labels, prompts, strict=True)
     }

@@ -104,16 +104,16 @@ def attention(checkpoint: Checkpoint, input_: str) -> AttentionMap:
 def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     """Token ids of a text. Raises TextError for an empty text or one longer than the context."""
     model, tokenizer = checkpoint.model, checkpoint.required_tokenizer()
-    end = [] if model.config.causal or tokenizer.eos_id is None else [tokenizer.eos_id]
-    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    start, end = tokenizer.frame
+    end = [] if model.config.causal else end
     return fitting("text", [*start, *tokenizer.encode(text), *end], model.config.context)
 
 
 def source_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     """Token ids for an encoder."""
     tokenizer = checkpoint.required_tokenizer()
-    start = [] if tokenizer.bos_id is None or tokenizer.language_ids else [tokenizer.bos_id]
-    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    start, end = tokenizer.frame
+    start = [] if tokenizer.language_ids else start
     return fitting("text", [*start, *tokenizer.encode(text), *end], checkpoint.model.config.encoder.context)
 
 

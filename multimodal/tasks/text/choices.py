@@ -85,8 +85,8 @@ def _answer(write: TextWriter, prompt: str, choice: str) -> list[int]:
     tokenizer = write.tokenizer
     if write.encoder is not None:
         # an answer may begin with a token such as BART's begin of text
-        begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        return [*begin, *tokenizer.encode(choice), *([] if tokenizer.eos_id is None else [tokenizer.eos_id])]
+        begin, end = tokenizer.frame
+        return [*begin, *tokenizer.encode(choice), *end]
     joined = prompt if not prompt or prompt[-1].isspace() or choice[0].isspace() else prompt + " "
     return continuation_ids(tokenizer, prompt, joined[len(prompt) :] + choice, alone=choice)[1]
 

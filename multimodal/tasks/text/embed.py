@@ -124,9 +124,9 @@ def _pooled(checkpoint: Checkpoint, texts: list[str], pooling: str, batch_tokens
 def text_rows(tokenizer: Tokenizer, texts: Sequence[str], context: int, ends: bool) -> list[list[int]]:
     """Ids of each text after bos and, with `ends` or where the tokenizer puts it, before eos. Warns (TextCut) of texts
     cut to the context."""
-    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    end = [tokenizer.eos_id] if (ends or tokenizer.puts_end) and tokenizer.eos_id is not None else []
-    length = min(context, tokenizer.context or context)
+    start, end = tokenizer.frame
+    end = end if ends or tokenizer.puts_end else []
+    length = tokenizer.length_in(context)
     capacity = length - len(start) - len(end)
     ids = [tokenizer.encode(text) for text in texts]
     warn_of_cut(texts, [max(0, len(own) - capacity) for own in ids], length)

@@ -103,10 +103,10 @@ def masked_ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
     *before, last = text.split(mask)
     if not before:
         raise TextError(f"text {text[:40]!r}: has no {mask}")
-    ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids, end = tokenizer.frame
     for part in before:
         ids += [*tokenizer.encode(part.rstrip() if tokenizer.mask_lstrip else part), tokenizer.mask_id]
-    ids += [*tokenizer.encode(last), *([] if tokenizer.eos_id is None else [tokenizer.eos_id])]
+    ids += [*tokenizer.encode(last), *end]
     if len(ids) > context:
         raise TextError(f"text {text[:40]!r}: has {len(ids)} tokens, the model's context is {context}")
     return ids

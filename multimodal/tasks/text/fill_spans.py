@@ -83,7 +83,7 @@ def span_ids(text: str, checkpoint: Checkpoint, framed: bool) -> list[int]:
             ids.append(marks[index])
         else:
             raise TextError(f"text {text[:40]!r}: has {part}, the vocabulary has {len(marks)} sentinels")
-    ids += [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    ids += tokenizer.frame[1]
     if config.limit and len(ids) > config.limit:
         raise TextError(f"text {text[:40]!r}: has {len(ids)} tokens, the model's context is {config.limit}")
     return ids

@@ -79,7 +79,7 @@ def tag_logits(
     network: TextTransformer, tokenizer: Tokenizer, rows: Sequence[Sequence[int]]
 ) -> list[Float32[Tensor, "_ L"]]:
     """Logits of the tokens of each row, which is put between bos and eos."""
-    start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
+    start, end = tokenizer.frame
     states = encode_ragged(network, [[*start, *row, *end] for row in rows])
     with torch.inference_mode():
         return [network.tags(own[len(start) : len(own) - len(end)]).float().cpu() for own in states]
@@ -90,7 +90,7 @@ def _entities(texts: Sequence[str], checkpoint: Checkpoint, options: TagOptions)
     texts = texts_of(texts, "texts")
     if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
         raise TextError(f"text {empty[0]}: is empty")
-    room = network.config.context - sum(i is not None for i in (tokenizer.bos_id, tokenizer.eos_id))
+    room = network.config.context - sum(map(len, tokenizer.frame))
     pieces = [tokenizer.pieces(text) for text in texts]
     windows = [overlapping(len(own), room, min(options.overlap, room - 1)) for own in pieces]
     rows = [own[a:b] for own, parts in zip(pieces, windows, strict=True) for a, b in parts]

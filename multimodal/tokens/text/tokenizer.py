@@ -105,6 +105,15 @@ class Tokenizer(ABC):
         """Names of control tokens, as chat templates write them, and their ids."""
         return {}
 
+    @property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Ids before and after a text: bos and eos, if the vocabulary has them."""
+        return [] if self.bos_id is None else [self.bos_id], [] if self.eos_id is None else [self.eos_id]
+
+    def length_in(self, context: int) -> int:
+        """Longest row for a model of `context` positions."""
+        return min(context, self.context or context)
+
     def encode_template(self, text: str) -> list[int]:
         """Ids of a rendered chat template: names of control tokens become their ids, and `MARK`s, which keep texts from
         forming such names, are dropped. Raises TextError for a lone surrogate."""
@@ -135,7 +144,7 @@ class Tokenizer(ABC):
 
         A row longer than `length` (default: `context`) is cut at the end of the longer text, or of both to about equal
         length, with a TextCut warning. Raises TextError."""
-        start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+        start, end = self.frame
         ends = self.pair_ends if ends is None else ends
         a, b = (self.encode(text) if isinstance(text, str) else list(text) for text in (first, second))
         length = self.context if length is None else length
@@ -160,7 +169,7 @@ class Tokenizer(ABC):
             raise TextError("texts: expected at least one")
         length = self.context if length is None else length
         pad_to_length = self.pad_to_length if pad_to_length is None else pad_to_length
-        start, end = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+        start, end = self.frame
         room = None if length is None else length - len(start) - len(end)
         if room is not None and (room < 0 or length == 0):
             raise TextError(f"length: {length} tokens leave no room for the control tokens")

@@ -111,7 +111,7 @@ class TaggedTexts(SizedExamples[TagExample]):
 
     def __init__(self, texts: Sequence[TaggedText], tokenizer: Tokenizer, labels: Sequence[str], context: int):
         index = {label: number for number, label in enumerate(labels)}
-        start, end = ([] if i is None else [i] for i in (tokenizer.bos_id, tokenizer.eos_id))
+        start, end = tokenizer.frame
         room, blank = context - len(start) - len(end), [IGNORED]
         examples: list[TagExample] = []
         for text in texts:

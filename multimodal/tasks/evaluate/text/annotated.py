@@ -67,7 +67,7 @@ def word_tags(
     network: TextTransformer, tokenizer: Tokenizer, texts: Sequence[TaggedText], labels: Sequence[str]
 ) -> list[list[str]]:
     """The tag of each word, by its first token; a word without tokens has that of no entity."""
-    room = network.config.context - sum(i is not None for i in (tokenizer.bos_id, tokenizer.eos_id))
+    room = network.config.context - sum(map(len, tokenizer.frame))
     pieces = [tokenizer.pieces(text.text) for text in texts]
     windows = [overlapping(len(own), room, 0) for own in pieces]
     rows = [[piece.id for piece in own[a:b]] for own, parts in zip(pieces, windows, strict=True) for a, b in parts]

@@ -105,8 +105,8 @@ class AlignedTexts:
 
     def read(self, key: Key) -> Any:
         a, b, line = key
-        start = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-        rows = ([*start, *self.ids[language][line], self.tokenizer.eos_id] for language in (a, b))
+        start, end = self.tokenizer.frame
+        rows = ([*start, *self.ids[language][line], *end] for language in (a, b))
         return AlignedPair(*rows, line)
 
 
