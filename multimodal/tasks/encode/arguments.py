@@ -205,5 +205,13 @@ class GeneratorArguments(PromptArguments, MachineArguments, total=False):
     """`Generator`."""
 
 
+class TaggerArguments(TagArguments, MachineArguments, total=False):
+    """`Tagger`."""
+
+
+class AnswererArguments(AnswerArguments, MachineArguments, total=False):
+    """`Answerer`."""
+
+
 class TranslatorArguments(TranslateArguments, MachineArguments, total=False):
     """`Translator`, without its languages."""

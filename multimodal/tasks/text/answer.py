@@ -12,7 +12,7 @@ from multimodal.errors import TextError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.text import TextTransformer
-from multimodal.tasks.encode.arguments import AnswerArguments
+from multimodal.tasks.encode.arguments import AnswerArguments, AnswererArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.choices import checked
 from multimodal.tasks.text.options import AnswerOptions
@@ -38,8 +38,11 @@ class ScoredChoice(NamedTuple):
 
 
 class Answerer(LoadedModel):
-    """Model that answers questions from a text, loaded once. `device`: `auto` is a GPU if there is one;
-    `compute_type`: see `prepare_for_inference`; `options`: see `AnswerOptions`. Raises UsageError, CheckpointError."""
+    """Model that answers questions from a text, as transformers' question-answering pipeline does: by spans of whole
+    words in overlapping windows, where the scores of equal texts add up. It is loaded once. `device`: `auto` is a GPU
+    if there is one; `compute_type`: see `prepare_for_inference`; `options`: see `AnswerOptions`.
+
+    Raises UsageError, CheckpointError."""
 
     def __init__(
         self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
@@ -50,9 +53,11 @@ class Answerer(LoadedModel):
         self.checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
 
     def __call__(self, question: str, context: str) -> list[Answer]:
-        """The best answers, best first. Raises TextError, UsageError for a model without the head."""
+        """The parts of `context` that answer a question, best first. Raises TextError for an empty text or a question
+        that leaves no room for its context, UsageError for a model without the head, CheckpointError for a tokenizer
+        whose tokens have no places."""
         with self._lock:
-            return _answers(question, context, reader(self.checkpoint), self.options)
+            return answers_in(question, context, reader(self.checkpoint), self.options)
 
     def choose(self, question: str, choices: Sequence[str]) -> list[ScoredChoice]:
         """All choices, best first. Raises TextError, UsageError for a model without the head."""
@@ -60,14 +65,11 @@ class Answerer(LoadedModel):
             return _choices(question, checked(choices), chooser(self.checkpoint))
 
 
-def answer(question: str, context: str, model: Model | None = None, **options: Unpack[AnswerArguments]) -> list[Answer]:
-    """The parts of `context` that answer a question, best first (see `AnswerOptions`), as transformers'
-    question-answering pipeline finds them: spans of whole words in overlapping windows. The scores of equal texts add
-    up.
-
-    Raises UsageError for another kind of model, TextError for an empty text or a question that leaves no room for its
-    context, CheckpointError for a tokenizer whose tokens have no places."""
-    return _answers(question, context, reader(loaded(model, "answer")), AnswerOptions(**options))
+def answer(
+    question: str, context: str, model: Model | None = None, **options: Unpack[AnswererArguments]
+) -> list[Answer]:
+    """The answers of a new `Answerer`, which see. Each call loads the model."""
+    return Answerer(model, **options)(question, context)
 
 
 def reader(checkpoint: Checkpoint) -> Checkpoint:
@@ -95,7 +97,8 @@ def pair_states(network: TextTransformer, rows: Sequence[PairRow]) -> list[Float
 
 
 @torch.inference_mode()
-def _answers(question: str, context: str, checkpoint: Checkpoint, options: AnswerOptions) -> list[Answer]:
+def answers_in(question: str, context: str, checkpoint: Checkpoint, options: AnswerOptions) -> list[Answer]:
+    """Answers by a checkpoint as it is."""
     network, most = checkpoint.model, min(options.window, checkpoint.model.config.context)
     windows = context_windows(question, context, checkpoint.tokenizer, most, options.overlap)
     states = pair_states(network, [window.row for window in windows])

@@ -14,7 +14,7 @@ from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.text import TextTransformer
-from multimodal.tasks.encode.arguments import TagArguments
+from multimodal.tasks.encode.arguments import TagArguments, TaggerArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
 from multimodal.tasks.text.options import TagOptions
 from multimodal.tokens.text.pieces import overlapping
@@ -35,7 +35,11 @@ class Entity(NamedTuple):
 
 class Tagger(LoadedModel):
     """Token classifier, loaded once. `device`: `auto` is a GPU if there is one; `compute_type`: see
-    `prepare_for_inference`; `options`: see `TagOptions`. Raises UsageError, CheckpointError."""
+    `prepare_for_inference`; `options`: see `TagOptions`. A text beyond the context is read in windows that overlap;
+    where their entities do, the longer one stays.
+
+    Raises UsageError for another kind of model, CheckpointError for a checkpoint without labels or with a tokenizer
+    whose tokens have no places."""
 
     def __init__(
         self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",
@@ -46,20 +50,16 @@ class Tagger(LoadedModel):
         self.checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
 
     def __call__(self, texts: str | Sequence[str]) -> list[list[Entity]]:
-        """The entities of each text, in order. Raises TextError."""
+        """The entities of each text, in order. Raises TextError for one that is empty."""
         with self._lock:
             return _entities([texts] if isinstance(texts, str) else texts, self.checkpoint, self.options)
 
 
 def tag(
-    texts: Sequence[str], model: Model | None = None, **options: Unpack[TagArguments],
-) -> list[list[Entity]]:  # fmt: skip
-    """The entities of each text (see `TagOptions`). A text beyond the context is read in windows that overlap; where
-    their entities do, the longer one stays.
-
-    Raises UsageError for another kind of model, TextError for a text that is empty, CheckpointError for a checkpoint
-    without labels or with a tokenizer whose tokens have no places."""
-    return _entities(texts, tagger(loaded(model, "tag")), TagOptions(**options))
+    texts: str | Sequence[str], model: Model | None = None, **options: Unpack[TaggerArguments]
+) -> list[list[Entity]]:
+    """The entities of each text by a new `Tagger`, which see. Each call loads the model."""
+    return Tagger(model, **options)(texts)
 
 
 def tagger(checkpoint: Checkpoint) -> Checkpoint:

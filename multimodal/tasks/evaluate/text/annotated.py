@@ -13,7 +13,8 @@ from multimodal.data.datasets.class_names import evenly
 from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.evaluate.text.answer_scores import answer_scores, entity_scores
-from multimodal.tasks.text.answer import answer, choice_logits, chooser, reader
+from multimodal.tasks.text.answer import answers_in, choice_logits, chooser, reader
+from multimodal.tasks.text.options import AnswerOptions
 from multimodal.tasks.text.tag import tag_logits, tagger
 from multimodal.tokens.text.pieces import overlapping
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -45,8 +46,8 @@ def evaluate_questions(checkpoint: Checkpoint, data: Path, limit: int | None = N
 
 def found_answers(checkpoint: Checkpoint, questions: Sequence[Question]) -> list[str]:
     """The best answer to each question, "" for none."""
-    null = any(not one.answers for one in questions)
-    best = (answer(one.question, one.context, checkpoint, null=null, max_answer_tokens=30) for one in questions)
+    options = AnswerOptions(null=any(not one.answers for one in questions), max_answer_tokens=30)
+    best = (answers_in(one.question, one.context, checkpoint, options) for one in questions)
     return [found[0].text if found else "" for found in best]
 
 
