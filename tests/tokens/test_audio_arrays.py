@@ -91,6 +91,7 @@ WRONG = {
     "other dict": ({"audio": 1}, "expected 'array', 'bytes' or 'path' (got audio)"),
     "text file": (io.StringIO("a"), "opened in binary mode (got str)"),
     "sparse": (torch.zeros(900).to_sparse(), "expected a dense tensor of numbers (got torch.sparse_coo"),
+    "masked": (np.ma.masked_equal(np.arange(900, dtype=np.int16), 3), "without a mask (got 1 masked"),
     "number": (3, "<int>: expected a path, bytes"),
     "list": ([0.0, 0.1], "<list>: expected a path, bytes"),
 }  # fmt: skip

@@ -124,7 +124,7 @@ def _same_rate(own: Any, sampling_rate: int | None) -> Any:
 
 def _channels(source: np.ndarray | Tensor) -> np.ndarray:
     """Samples [C T] of an array [T], [C T] or [T C]: the longer axis is time."""
-    array = numpy_of(source, "samples", AudioError) if isinstance(source, Tensor) else source
+    array = numpy_of(source, "samples", AudioError)
     if array.dtype.name not in TYPES:
         raise AudioError(f"samples: expected {', '.join(TYPES)} (got {array.dtype})")
     if array.ndim == 1:

@@ -51,7 +51,7 @@ def _content(read: Any, name: str) -> bytes:
 def _of_array(source: np.ndarray | Tensor) -> Image.Image:
     tensor = isinstance(source, Tensor)
     name = "<Tensor>" if tensor else "<ndarray>"
-    array: np.ndarray = numpy_of(source, name, ImageError) if isinstance(source, Tensor) else source
+    array = numpy_of(source, name, ImageError)
     where = 0 if tensor else array.ndim - 1
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[where] not in MODES):
         expected = "[3 H W]" if tensor else "[H W], [H W 3] or [H W 4]"

@@ -204,8 +204,9 @@ def _eight_bit_key(image: Image.Image) -> Image.Image:
 
 
 def _scaled(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
-    """Deep grey as (8-bit grey, alpha). White is 65535 in integers; in floats the smallest of 1, 255 and 65535 that
-    covers all samples, since files do not state it. Raises ImageError for other ranges."""
+    """Deep grey as (8-bit grey, alpha). White is 65535 in integers of files; in floats the smallest of 1, 255 and 65535
+    that covers all samples, since files do not state it, and in Pillow's mode I without a file the smaller of 255 and
+    65535, since `convert("I")` keeps the range of 8 bits. Raises ImageError for other ranges."""
     samples = np.asarray(image)
     wrong = samples.size - int(np.isfinite(samples).sum())
     if wrong:
@@ -218,7 +219,8 @@ def _scaled(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | N
         return Image.fromarray(np.rint(samples * np.float32(255 / white)).astype(np.uint8)), None
     hidden = image.info.get("transparency")
     alpha = None if hidden is None else Image.fromarray(np.where(samples == hidden, 0, 255).astype(np.uint8))
-    return Image.fromarray(EIGHT_BITS[samples]), alpha
+    shallow = image.mode == "I" and image.format is None and high <= 255
+    return Image.fromarray(samples.astype(np.uint8) if shallow else EIGHT_BITS[samples]), alpha
 
 
 @contextlib.contextmanager
@@ -229,8 +231,9 @@ def _refusing(name: str):
         text = " ".join(str(error).split())
         raise ImageError(text if text.startswith(name) else f"{name}: {text}") from None
     except UnidentifiedImageError:
-        known = ", ".join(FORMATS)
-        raise ImageError(f"{name}: not a readable image (no intact header of {known})") from None
+        tar = name.endswith((".tar", ".tar.gz", ".tgz"))
+        cause = "a tar: unpack it" if tar else f"no intact header of {', '.join(FORMATS)}"
+        raise ImageError(f"{name}: not a readable image ({cause})") from None
     except Exception as error:  # Pillow's decoders raise more than ten types on damaged files
         cause = " ".join(str(error).split()) or "no reason given"
         raise ImageError(f"{name}: cannot be decoded ({type(error).__name__}: {cause})") from error

@@ -138,6 +138,15 @@ def test_sixteen_bit_grey_is_scaled_not_clipped():
     assert pixels(keyed)[0, :, 0].tolist() == [0, 255, 255]
 
 
+def test_integer_grey_without_a_file_may_have_the_range_of_eight_bits():
+    grey = scene(8, 8).convert("L")
+    assert to_rgb(grey.convert("I")).tobytes() == grey.convert("I").convert("RGB").tobytes()
+    deep = Image.fromarray(np.array([[0, 255, 65535]], np.int32))
+    assert np.asarray(to_rgb(deep))[0, :, 0].tolist() == [0, 1, 255]
+    dark = encode(Image.fromarray(np.array([[0, 255]], np.uint16)), "PPM")
+    assert np.asarray(to_rgb(Image.open(io.BytesIO(dark))))[0, :, 0].tolist() == [0, 1]  # mode I too
+
+
 def test_sixteen_bit_colour_and_its_key():
     rows = zlib.compress(b"\0" + np.array([65535, 0, 32896, 1000, 2000, 3000], ">u2").tobytes())
     assert pixels(png(2, 1, 16, 2, rows))[0, 0].tolist() == [255, 0, 128]
@@ -159,6 +168,11 @@ def test_float_samples_without_a_meaning_are_refused(value):
 
 def test_integer_samples_beyond_sixteen_bits_are_refused():
     refusal(encode(Image.fromarray(np.array([[0, 70000]], np.int32)), "TIFF"), "outside 0..65535 (0..70000)")
+
+
+def test_a_tar_is_named(tmp_path):
+    (tmp_path / "x.tar").write_bytes(bytes(10240))
+    refusal(tmp_path / "x.tar", "x.tar: not a readable image (a tar: unpack it)")
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])

@@ -84,6 +84,7 @@ WRONG = {
     "text file": (io.StringIO("a"), "opened in binary mode (got str)"),
     "empty file": (io.BytesIO(), "empty (0 bytes)"),
     "no values": (torch.zeros(3, 4, 4, device="meta"), "a dense tensor of numbers (got torch.float32 on meta)"),
+    "masked": (np.ma.masked_equal(np.arange(16, dtype=np.uint8).reshape(4, 4), 3), "without a mask (got 1 masked"),
     "number": (3, "<int>: expected a path, bytes, a file object"),
     "none": (None, "<NoneType>: expected a path"),
 }  # fmt: skip
