@@ -230,7 +230,7 @@ def test_broken_validation_images_are_left_out(recipe, squares, tmp_path, caplog
     ({"--val": "{other}"}, "other: class 'odd' is not among the model's 4 classes"),
     ({"--randaugment": "rand-q9"}, "--randaugment rand-q9: timm does not know it"),
     ({"--init": "asr-conformer-en"}, "asr-conformer-en: expected a ViT or a CLIP with one, got joint_conformer"),
-    ({"--classes": "{flat}/none.jsonl"}, "none.jsonl: missing"),
+    ({"--classes": "{flat}/none.jsonl"}, "none.jsonl: cannot be read (No such file or directory)"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_named_in_one_line(recipe, squares, tmp_path, last_line, change, message):
     places = {name: tmp_path / name for name in ("flat", "one", "other")}
