@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 import multimodal
-from multimodal import Asker, Captioner, Classifier, Embedder, Generator, Transcriber, Translator
+from multimodal import Answerer, Asker, Captioner, Classifier, Embedder, Generator, Tagger, Transcriber, Translator
 from multimodal.errors import AudioError, DataError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.tasks.caption.options import CaptionOptions
 from multimodal.tasks.encode import arguments as typed
 from multimodal.tasks.encode.columns import source_column
-from multimodal.tasks.encode.loaded import check_on_error
+from multimodal.tasks.encode.loaded import Items, check_on_error
 from multimodal.tasks.text.options import AnswerOptions, GenerateOptions, TagOptions, TranslateOptions
 from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
@@ -168,6 +168,8 @@ def test_on_error_raises_at_the_item(made):
         check_on_error("skip")
     with pytest.raises(UsageError, match="items expected several items"):
         made["classifier"][0].many("a.png")
+    with pytest.raises(UsageError, match=r"prompts expected an iterable \(got 5\)"):
+        Items(5, keyed=False, name="prompts")
 
 
 def test_a_long_iterable_is_read_as_it_is_needed(made):
@@ -276,7 +278,7 @@ def test_typed_arguments_are_the_options(arguments, options):
         (typed.CaptionerArguments, Captioner), (typed.ClassifierArguments, Classifier),
         (typed.EmbedderArguments, Embedder), (typed.GeneratorArguments, Generator),
         (typed.AskerArguments, Asker),
-        (typed.TranslatorArguments, Translator),
+        (typed.TranslatorArguments, Translator), (typed.TaggerArguments, Tagger), (typed.AnswererArguments, Answerer),
     ],
 )  # fmt: skip
 def test_typed_arguments_are_those_of_the_constructor(arguments, made):

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +15,7 @@ from multimodal.models.any_to_text import AnyToText
 from multimodal.system.files import shown
 from multimodal.tasks.ask.writer import AnswerWriter, Prompt
 from multimodal.tasks.encode.arguments import AskArguments, AskerArguments
-from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded, local
+from multimodal.tasks.encode.loaded import Item, Items, LoadedModel, Model, answered, device_of, loaded, local
 from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
 from multimodal.tasks.text.generate import Continuation
 from multimodal.tasks.text.options import GenerateOptions, options_for
@@ -65,10 +64,11 @@ class Asker(LoadedModel):
         return best.text.strip()
 
     def stream(self, question: str, *inputs: Any) -> Iterator[str]:
-        """Yield the answer piece by piece. Another call must wait until it has ended or the iterator is closed. Raises
-        UsageError for a beam search."""
-        prompt = self.writer.prompt([self.message(question, inputs)])
-        return self._held(self.writer.pieces(prompt))
+        """Yield the answer piece by piece. Any thread may take the next piece; other calls take turns with the pieces.
+        Raises UsageError for a beam search."""
+        with self._lock:
+            prompt = self.writer.prompt([self.message(question, inputs)])
+        return self._queued(self.writer.pieces(prompt))
 
     def conversation(self) -> "Conversation":
         """A conversation whose turns keep what was computed for those before."""
@@ -77,13 +77,13 @@ class Asker(LoadedModel):
     def many(self, items: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[Continuation] | MultimodalError]:
         """Yield the answers to each (question, inputs), best first, batch by batch; an item that fails gives its error.
         Answers do not depend on the batch."""
-        return self._many(items, lambda item: [self.message(*item)])
+        return self._many(items, self._question)
 
     def chat_many(
         self, conversations: Iterable[Sequence[Message | Mapping[str, Any]]]
     ) -> Iterator[list[Continuation] | MultimodalError]:  # fmt: skip
         """Yield the assistant's next messages of each conversation, as `many`."""
-        return self._many(conversations, read_messages)
+        return self._many(conversations, lambda item: read_messages(item.source))
 
     @torch.inference_mode()
     def loss(self, messages: Sequence[Message | Mapping[str, Any]], answer: str) -> tuple[float, int]:
@@ -91,23 +91,17 @@ class Asker(LoadedModel):
         with self._lock:
             return self.writer.loss(self.writer.prompt(read_messages(messages)), answer)
 
-    def _many(self, items: Iterable[Any], read: Callable[[Any], list[Message]]) -> Iterator[Any]:
-        remaining = iter(items)
-        batches = iter(lambda: list(islice(remaining, self.writer.options.batch_size)), [])
-        return self._queued(answers for batch in batches for answers in self._answered(batch, read))
+    def _question(self, item: Item) -> list[Message]:
+        several = isinstance(item.source, list | tuple) and len(item.source) == 2
+        if not several or not isinstance(item.source[1], list | tuple):
+            name = f"item {item.position}"
+            raise UsageError(f"{name}: expected (question, list of inputs) (got {shown(item.source)})")
+        return [self.message(*item.source)]
 
-    def _answered(
-        self, batch: Sequence[Any], read: Callable[[Any], list[Message]]
-    ) -> list[list[Continuation] | MultimodalError]:  # fmt: skip
-        prompts: list[Prompt | MultimodalError] = []
-        for item in batch:
-            try:
-                prompts.append(self.writer.prompt(read(item)))
-            except MultimodalError as error:
-                prompts.append(error)
-        usable = [one for one in prompts if isinstance(one, Prompt)]
-        found = iter(self.writer.answers(usable) if usable else [])
-        return [next(found) if isinstance(one, Prompt) else one for one in prompts]
+    def _many(self, items: Iterable[Any], read: Callable[[Item], list[Message]]) -> Iterator[Any]:
+        prompt = lambda item: self.writer.prompt(read(item), f"item {item.position}")
+        sources, writer = Items(items, keyed=False, paths=False), self.writer
+        return self._queued(answered(sources, writer.options.batch_size, prompt, writer.answers))
 
 
 class Conversation:

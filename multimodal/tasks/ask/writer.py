@@ -90,8 +90,11 @@ class AnswerWriter(TextWriter):
     def pieces(self, prompt: Prompt) -> Iterator[str]:
         """Yield the answer piece by piece. Raises UsageError for a beam search or several answers."""
         self.check_stream()
-        self.pending = [self._rows(prompt.media)]
-        return self._streamed(prompt.ids, self.max_new(prompt.ids))
+        return self._answer(prompt)
+
+    def _answer(self, prompt: Prompt) -> Iterator[str]:
+        self.pending = [self._rows(prompt.media)]  # in the first step, as that of another answer may come before
+        return (yield from self._streamed(prompt.ids, self.max_new(prompt.ids)))
 
     def loss(self, prompt: Prompt, answer: str) -> tuple[float, int]:
         """Negative log-probability (nats) of an answer with its end, and its number of tokens."""

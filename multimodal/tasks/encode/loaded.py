@@ -1,7 +1,8 @@
 """Objects that load a model once and are called many times."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -38,7 +39,7 @@ class LoadedModel:
         return _made, (type(self), *self._arguments)
 
     def _queued(self, results: Iterator[Result]) -> Iterator[Result]:
-        """Compute each result of a generator in this thread's turn."""
+        """Compute each result of a generator in the turn of the thread that asks for it."""
         while True:
             with self._lock:
                 try:
@@ -46,11 +47,6 @@ class LoadedModel:
                 except StopIteration:
                     return
             yield result
-
-    def _held(self, results: Iterator[Result]) -> Iterator[Result]:
-        """Hold this thread's turn until a generator whose results share state has ended."""
-        with self._lock:
-            yield from results
 
 
 def _made(kind: type[LoadedModel], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -118,13 +114,13 @@ class Items:
     An exception of the caller's iterable, or an item that is no pair, ends the iteration; `finish` raises it, after the
     results of the items before."""
 
-    def __init__(self, sources: Iterable[Any], keyed: bool, paths: bool = True):
+    def __init__(self, sources: Any, keyed: bool, paths: bool = True, name: str = "items"):
         if isinstance(sources, str | bytes | Path):
-            raise UsageError(f"expected several items (got {shown(sources)})", argument="items")
+            raise UsageError(f"expected several items (got {shown(sources)})", argument=name)
         try:
             self.sources = iter(sources)
         except TypeError:
-            raise UsageError(f"expected an iterable (got {shown(sources)})", argument="items") from None
+            raise UsageError(f"expected an iterable (got {shown(sources)})", argument=name) from None
         self.keyed, self.paths = keyed, paths
         self.failure: Exception | None = None
 
@@ -162,6 +158,25 @@ def checked_results(
         if on_error == "raise" and isinstance(result, MultimodalError):
             raise result
         yield key, result
+    items.finish()
+
+
+def answered(
+    items: Items, batch_size: int, read: Callable[[Item], Any], write: Callable[[list[Any]], Iterable[Result]]
+) -> Iterator[Result | MultimodalError]:
+    """Yield the result of each item, batch by batch: `write` gives those of all that `read` makes of a batch's items.
+    An item that cannot be read gives its error."""
+    remaining = iter(items)
+    while batch := list(islice(remaining, batch_size)):
+        prompts: list[Any] = []
+        for item in batch:
+            try:
+                prompts.append(read(item))
+            except MultimodalError as error:
+                prompts.append(error)
+        usable = [one for one in prompts if not isinstance(one, MultimodalError)]
+        found = iter(write(usable) if usable else ())
+        yield from (one if isinstance(one, MultimodalError) else next(found) for one in prompts)
     items.finish()
 
 

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -28,14 +27,13 @@ from multimodal.decoding.sampling import (
     left_pad,
     sample,
 )
-from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.errors import CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
-from multimodal.system.files import shown
 from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArguments
-from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
+from multimodal.tasks.encode.loaded import Items, LoadedModel, Model, answered, device_of, loaded
 from multimodal.tasks.encode.search_defaults import search_defaults, search_settings, warn_of_search
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
@@ -75,26 +73,22 @@ class Generator(LoadedModel):
 
         An empty prompt starts with the begin-of-text token, or end-of-text in vocabularies without one. Raises
         TextError for a prompt that fills the context or has no token."""
-        ((best, *_),) = self.many([prompt])
+        with self._lock:
+            ((best, *_),) = self.writer([self.writer.ids(prompt)])
         return best.text
 
-    def many(self, prompts: Iterable[str]) -> Iterator[list[Continuation]]:
-        """Yield the continuations of each prompt, best first, batch by batch. They do not depend on the batch."""
-        if isinstance(prompts, str | bytes):
-            raise TextError(f"prompts: expected several texts ({shown(prompts)})")
-        remaining, write = iter(prompts), self.writer
-        return self._queued(
-            continuations
-            for batch in iter(lambda: list(islice(remaining, write.options.batch_size)), [])
-            for continuations in write(list(map(write.ids, batch)))
-        )
+    def many(self, prompts: Iterable[str]) -> Iterator[list[Continuation] | MultimodalError]:
+        """Yield the continuations of each prompt, best first, batch by batch; a prompt that fails gives its error.
+        Continuations do not depend on the batch."""
+        items, write = Items(prompts, keyed=False, paths=False, name="prompts"), self.writer
+        read = lambda item: write.ids(item.source, f"prompt {item.position + 1}")
+        return self._queued(answered(items, write.options.batch_size, read, write))
 
     def stream(self, prompt: str) -> Iterator[str]:
         """Yield the text piece by piece: whole characters, and nothing that a later token could retract. Raises
-        UsageError for a beam search, whose text is known only at the end. Another call must wait until the text has
-        ended or the iterator is closed."""
-        pieces = self.writer.stream(prompt)
-        return self._held(pieces)
+        UsageError for a beam search, whose text is known only at the end. Any thread may take the next piece; other
+        calls take turns with the pieces."""
+        return self._queued(self.writer.stream(prompt))
 
 
 def generate(prompt: str, model: Model | None = None, **options: Unpack[GeneratorArguments]) -> str:
@@ -104,7 +98,7 @@ def generate(prompt: str, model: Model | None = None, **options: Unpack[Generato
 
 def generate_many(
     prompts: Iterable[str], model: Model | None = None, **options: Unpack[GeneratorArguments]
-) -> Iterator[list[Continuation]]:
+) -> Iterator[list[Continuation] | MultimodalError]:
     """`Generator.many` of a new `Generator`."""
     return Generator(model, **options).many(prompts)
 

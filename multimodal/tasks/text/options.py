@@ -1,6 +1,6 @@
 """Options of generated text and of translation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from multimodal.data.cleaning.options import CleanOptions
@@ -13,7 +13,7 @@ ON_LONG = ("error", "cut")
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value)
+    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     for text in texts:
         if not isinstance(text, str) or not text or text != text.encode(errors="ignore").decode():
             raise UsageError(f"must be strings of UTF-8 that are not empty (got {text!r:.40})")

@@ -4,6 +4,7 @@ import io
 import json
 import wave
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -181,8 +182,19 @@ def test_a_model_without_a_kind_says_what_it_takes(tiny):
 
 
 def test_an_item_that_fails_is_its_error(asker):
-    found = list(asker.many([("a", [RED]), ("b", [b"no image"]), ("c", ["nowhere.png"])]))
-    assert [type(one).__name__ for one in found] == ["list", "ImageError", "ImageError"]
+    items = [("a", [RED]), ("b", [b"no image"]), 5, ("c", "nowhere.png"), ("c", ["nowhere.png"]), ("", [RED])]
+    found = list(asker.many(iter(items)))
+    kinds = ["list", "ImageError", "UsageError", "UsageError", "ImageError", "UsageError"]
+    assert [type(one).__name__ for one in found] == kinds
+    assert str(found[2]) == "item 2: expected (question, list of inputs) (got 5)"
+
+
+def test_streams_side_by_side_have_their_own_media(asker):
+    streams = [asker.stream("which?", image) for image in (RED, BLUE)]
+    parts = list(zip_longest(*streams, fillvalue=""))
+    for number, image in enumerate((RED, BLUE)):
+        assert "".join(part[number] for part in parts).strip() == asker("which?", image)
+    assert asker("which?", RED) != asker("which?", BLUE)
 
 
 def test_sampling_needs_its_seed_alone(tiny):
