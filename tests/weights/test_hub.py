@@ -31,8 +31,8 @@ LARGE = 24 << 20  # huggingface_hub writes 10 MiB at a time
 class HubServer(LocalServer):
     """`files`: of each repository, path and content. `stop_after`: bytes of a large file after which the connection
     is `cut`, or stands still. `flip`: send one wrong byte. `ranges`: offsets at which large files were asked for.
-    `revisions`: asked for; `missing`: those that no repository has. `oids`: false hashes by file name. `refusal`:
-    status and headers of each answer of its API; `gated`: none may read the files."""
+    `revisions`: asked for; `missing`: those that no repository has. `oids`: false hashes by file name, `etag`: in
+    headers. `refusal`: status and headers of each answer of its API; `gated`: none may read the files."""
 
     def __init__(self):
         super().__init__(HubRequest)
@@ -43,8 +43,7 @@ class HubServer(LocalServer):
         self.revisions: list[str] = []
         self.missing: set[str] = set()
         self.oids: dict[str, str] = {}
-        self.refusal: tuple[int, dict[str, str]] | None = None
-        self.gated = False
+        self.etag, self.gated, self.refusal = "", False, ()
 
 
 class HubRequest(QuietRequest, BaseHTTPRequestHandler):
@@ -56,8 +55,7 @@ class HubRequest(QuietRequest, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         if self.server.refusal and path.startswith("/api/"):
-            status, headers = self.server.refusal
-            return self._send(status, b"{}", headers)
+            return self._send(self.server.refusal[0], b"{}", self.server.refusal[1])
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(tree|revision)/.*", path):
             repository, what = match.groups()
             self.server.revisions.append(revision := path.rpartition("/")[2])
@@ -83,7 +81,8 @@ class HubRequest(QuietRequest, BaseHTTPRequestHandler):
     def _file(self, name: str, content: bytes, commit: str) -> None:
         facts = entry(name, content)
         begin = int(re.match(r"bytes=(\d+)-", self.headers.get("Range", "bytes=0-"))[1])
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{facts.get("lfs", facts)["oid"]}"', "Accept-Ranges": "bytes"}
+        oid = self.server.etag or facts.get("lfs", facts)["oid"]
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{oid}"', "Accept-Ranges": "bytes"}
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
         if self.command == "GET":
@@ -251,9 +250,8 @@ def test_without_the_hub_files_in_the_cache_are_checked(command, settings):
     assert command("download", "owner/large", **settings)[1].startswith("owner/large: 25.2 MB, checked: ")
     with (folder / "model.safetensors").open("r+b") as file:
         file.write(b"damaged")
-    code, out, err = command("download", "owner/large", **settings)
-    assert (code, out) == (1, "")
-    assert "model.safetensors is damaged in the cache (its hash differs); go online" in err
+    code, _, err = command("download", "owner/large", **settings)
+    assert (code, "model.safetensors is damaged in the cache (its hash differs); go online" in err) == (1, True)
 
 
 def test_a_hash_of_the_listing_is_never_a_path(server, command, tmp_path):
@@ -264,12 +262,14 @@ def test_a_hash_of_the_listing_is_never_a_path(server, command, tmp_path):
         assert (code, precious.read_text(), err.count("\n")) == (1, "mine", 1)
         assert f"hf-hub:owner/large: {name}: expected a hash of" in err
         assert not list(tmp_path.rglob("precious.*"))
+    server.oids, server.etag = {}, "../../../precious"  # a header that huggingface_hub takes for a name
+    folder = Path(command("download", "owner/large")[1].strip().rpartition(": ")[2])
+    assert (precious.read_text(), (folder / "config.json").read_bytes()) == ("mine", b"{}")
 
 
 def test_all_of_a_download_is_of_one_commit(server, command, tmp_path):
     command("download", "owner/large")
-    assert server.revisions[0] == "main"
-    assert set(server.revisions[1:]) == {COMMIT}
+    assert (server.revisions[0], set(server.revisions[1:])) == ("main", {COMMIT})
     assert (tmp_path / "cache" / "models--owner--large" / "refs" / "main").read_text() == COMMIT
 
 
@@ -285,7 +285,7 @@ def test_a_hub_that_refuses_was_reached(server, command):
     assert "the hub refused the token, or wants one (" in command("download", "owner/large")[2]
     server.refusal = 429, {"Retry-After": "7"}
     assert command("download", "owner/large")[2].endswith("; run it again after 7 s\n")
-    server.refusal, server.gated = None, True
+    server.refusal, server.gated = (), True
     err = command("download", "owner/large")[2]
     assert err.endswith(f"gated; ask for access at {server.url}/owner/large and set HF_TOKEN to your token\n")
 

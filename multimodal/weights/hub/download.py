@@ -1,6 +1,7 @@
 """Repositories of the Hugging Face hub in its local cache: downloads that resume and are checked, listing, deletion."""
 
 import contextlib
+import glob
 import hashlib
 import os
 import re
@@ -63,9 +64,10 @@ def snapshot(repository: str, revision: str = "main", pickled: bool = False, che
         files, commit, offline = _listing(repository, revision)
         files = {path: files[path] for path in wanted(files, pickled)}
         for file in files.values() if commit else ():
-            _fetch(repository, commit, file, check)
+            _link(_fetch(repository, commit, file, check), commit, file.path)
         others = (*PICKLED_NAMES, "*.nemo") if pickled else ()
-        patterns = list(files) or [*PARTS, "*.safetensors", CTRANSLATE2_NAME, *others]
+        rest = [*PARTS, "*.safetensors", CTRANSLATE2_NAME, *others]
+        patterns = [glob.escape(path) for path in files] if commit or files else rest
         folder = Path(
             snapshot_download(
                 repository,
@@ -188,9 +190,10 @@ def _weights(top: list[str], names: tuple[str, ...], suffix: str | None) -> list
     return [path for path in top if suffix and path.endswith(suffix)]
 
 
-def _fetch(repository: str, commit: str, file: Any, check: bool) -> None:
-    """Download one file to its place in the cache, whose name is its hash; huggingface_hub checks the size alone, and
-    starts a file over in another process. Raises CheckpointError for a name that is no hash: it would be a path."""
+def _fetch(repository: str, commit: str, file: Any, check: bool) -> Path:
+    """Download one file to its place in the cache, which is returned: its name is the file's hash. huggingface_hub
+    checks the size alone, and starts a file over in another process. Raises CheckpointError for what is no hash: it
+    could be another path."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import WeakFileLock, build_hf_headers
@@ -203,13 +206,13 @@ def _fetch(repository: str, commit: str, file: Any, check: bool) -> None:
     blob, part = folder / "blobs" / digest, folder / "blobs" / f"{digest}.incomplete"
     whole = lambda: blob.exists() and (not check or _hash(blob, size, bool(file.lfs)) == digest)
     if whole():  # before the lock, which a cache of another user has no place for
-        return
+        return blob
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / folder.name / f"{digest}.lock"  # huggingface_hub's own
     for place in (blob, lock):
         place.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if whole():  # by another process
-            return
+            return blob
         blob.unlink(missing_ok=True)
         done = part.stat().st_size if part.exists() and file.lfs else 0  # small files are text, which may come zipped
         if done > size or not file.lfs:
@@ -225,6 +228,18 @@ def _fetch(repository: str, commit: str, file: Any, check: bool) -> None:
             raise CheckpointError(f"{HUB}{repository}: {file.path} came damaged (its hash differs) and was deleted; "
                                   "download it again")  # fmt: skip
         part.replace(blob)
+    return blob
+
+
+def _link(blob: Path, commit: str, name: str) -> None:
+    """Name a file in the snapshot of a commit. Trap: huggingface_hub would link to what a header of the hub says."""
+    link = blob.parents[1] / "snapshots" / commit / name
+    if link.exists() and (link.samefile(blob) or not link.is_symlink()):
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # on a disk without links huggingface_hub copies
+        link.symlink_to(os.path.relpath(blob, link.parent))
 
 
 def _check(where: str, folder: Path, pickled: bool) -> None:
