@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -104,8 +104,7 @@ class Family:
             text = str(error)
             raise CheckpointError(text if text.startswith(where) else f"{where}: {text}") from None
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:
-            cause = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{where}: invalid {self.name} configuration ({cause})") from None
+            raise CheckpointError(f"{where}: invalid {self.name} configuration ({one_line(error, 200)})") from None
 
     def export(self, model: nn.Module) -> Tensors:
         """Tensors of the model under the family's names."""
