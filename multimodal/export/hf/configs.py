@@ -21,6 +21,7 @@ from multimodal.weights.table import Tensors, export_tensors
 
 WRITERS = DECODERS | TOWERS
 SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets one of zeros
+ONE_SIZE = ("vit", "deit")  # transformers interpolates their positions to other sizes only if asked
 SHOWN = 2
 TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
@@ -72,6 +73,8 @@ def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any
         tensors = export_tensors(family.rows(own), state)
         written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [architecture(kind, model)]}
         made = family.config_from(family.completed(written, tensors), tensors)
+        if kind in ONE_SIZE:
+            own = replace(own, position_offset=made.position_offset)
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError,
             RuntimeError):  # fmt: skip
         return None
@@ -90,6 +93,8 @@ def plain(config: Any) -> Any:
         values["source_width"] = values["source_width"] or values["width"]
     if "feed_bias" in values and config.feed_bias is None:
         values["feed_bias"] = config.attention.bias
+    if values.get("pool", "map") != "map":
+        values["map_prefix"] = True  # read by map pooling alone
     if "positions" in values and "causal" in values:
         values["positions"] = _used(values["positions"])
         if config.pattern is not None:

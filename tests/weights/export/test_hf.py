@@ -62,6 +62,22 @@ def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):
     assert torch.allclose(found[0], wanted[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+@torch.no_grad()
+def test_timms_vit_of_one_size_is_transformers(name, tmp_path):
+    import timm
+    from timm.models import save_for_hf
+    from transformers import AutoModelForImageClassification
+
+    args = {"embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32}
+    model = vision.randomized(timm.create_model(name, num_classes=5, **args)).eval()
+    save_for_hf(model, tmp_path / "timm", model_args=args, safe_serialization=True)
+    export(tmp_path / "timm", tmp_path / "out", to="hf")
+    images = torch.randn(2, 3, 32, 32)
+    found = AutoModelForImageClassification.from_pretrained(tmp_path / "out")(images).logits
+    assert torch.allclose(found, model(images), atol=1e-5)
+
+
 def test_a_folder_of_transformers_keeps_its_files(hf_folder, tmp_path):
     export(hf_folder, tmp_path / "out", to="hf", store="float16")
     assert load(tmp_path / "out").model.config == load(hf_folder).model.config
