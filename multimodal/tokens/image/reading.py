@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from multimodal.errors import ImageError, MultimodalError, UsageError
+from multimodal.errors import ImageError, MultimodalError, UsageError, one_line
 from multimodal.system.files import open_media
 from multimodal.system.walk import matches, walk
 
@@ -228,7 +228,7 @@ def _refusing(name: str):
     try:
         yield
     except ImageError as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise ImageError(text if text.startswith(name) else f"{name}: {text}") from None
     except UnidentifiedImageError:
         tar = name.endswith((".tar", ".tar.gz", ".tgz"))
