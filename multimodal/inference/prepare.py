@@ -201,14 +201,22 @@ def _computes_in(tower: nn.Module, dtype: torch.dtype, rest: torch.dtype) -> Non
     """Cast the tower's inputs to `dtype` and its outputs to `rest`, in which a stack's last norm computes."""
     if dtype == torch.float32:
         return
-
-    def cast(_: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        return _cast(inputs, dtype), {name: _cast(value, dtype) for name, value in named.items()}
-
-    tower.register_forward_pre_hook(cast, with_kwargs=True)
-    tower.register_forward_hook(lambda _, inputs, output: _cast(output, rest))
+    # no local functions, which pickle refuses before the model itself can
+    tower.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)
+    tower.register_forward_hook(partial(_cast_last, rest))
     if isinstance(tower, Stack) and tower.norm is not None:
-        tower.norm.register_forward_pre_hook(lambda _, inputs: _cast(inputs, rest))
+        tower.norm.register_forward_pre_hook(partial(_cast_last, rest))
+
+
+def _cast_inputs(
+    dtype: torch.dtype, _: nn.Module, inputs: tuple, named: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:  # fmt: skip
+    return _cast(inputs, dtype), {name: _cast(value, dtype) for name, value in named.items()}
+
+
+def _cast_last(dtype: torch.dtype, _: nn.Module, *values: Any) -> Any:
+    """Inputs before a call, the output after it."""
+    return _cast(values[-1], dtype)
 
 
 def fast_bfloat16() -> bool:

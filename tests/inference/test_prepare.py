@@ -224,7 +224,7 @@ def test_a_prepared_model_is_converted_no_second_time(monkeypatch: pytest.Monkey
         assert CALLS[call][1](made[name], "auto")
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "int8", "bfloat16"])
 def test_what_pytorch_would_do_to_half_of_a_prepared_model_is_refused(kind: str, tmp_path: Path):
     original = tiny.made("text-llama")
     made = prepare_for_inference(Checkpoint(original, source="tiny"), kind)

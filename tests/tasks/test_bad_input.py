@@ -127,3 +127,15 @@ def test_numbers_that_cannot_be_are_refused_by_the_constructor(made, kind, setti
     labels = {"labels": ["red"]} if kind is Classifier else {}
     with pytest.raises(MultimodalError, match=message):
         kind(made["clip"], **labels, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"native": -1}, r"native must be an integer of at least 0 \(got -1\)"),
+        ({"batch_tokens": 0}, "batch_tokens must"),
+    ],
+)
+def test_an_embedders_own_numbers_are_refused_by_its_constructor(made, settings, message):
+    with pytest.raises(MultimodalError, match=message):
+        Embedder(made["clip"], **settings)

@@ -30,6 +30,7 @@ from multimodal.tasks.encode.native import NativeImages, encode_pixels, native_l
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_text, embed, scaled
+from multimodal.tasks.text.options import EmbedOptions
 from multimodal.tokens.image.arrays import ImageInput
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
@@ -62,6 +63,9 @@ class Embedder(LoadedModel):
     ):  # fmt: skip
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         check_reading(batch_size, workers)
+        EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
+        if native is not None and (type(native) is not int or native < 0):
+            raise UsageError(f"must be an integer of at least 0 (got {shown(native)})", argument="native")
         self.model, self.compute_type, self.device = model, compute_type, device
         self.normalize, self.pooling, self.batch_tokens, self.prompt = normalize, pooling, batch_tokens, prompt
         self._checkpoints: dict[Kind | None, Checkpoint] = {}

@@ -82,6 +82,6 @@ def _eight_bits(planes: np.ndarray, name: str) -> np.ndarray:
         raise ImageError(f"{name}: expected uint8, uint16 or floats in [0, 1] (got {planes.dtype})")
     low, high = planes.min(), planes.max()  # NaN if any value is
     if not (low >= 0 and high <= 1):
-        raise ImageError(f"{name}: floats must be in [0, 1] (got {low:g} to {high:g})")
+        raise ImageError(f"{name}: floats must be in [0, 1] (got {low:.9g} to {high:.9g})")
     made: np.ndarray = np.rint(planes * np.float32(255)).astype(np.uint8)
     return made
