@@ -271,6 +271,29 @@ def test_a_timm_classifier_has_the_names_that_its_folder_states(stated, labels, 
     assert head_labels(load(tmp_path)) == labels
 
 
+@pytest.mark.parametrize(
+    ("stated", "labels"),
+    [
+        ({"num_labels": 3}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"num_labels": 3, "id2label": None}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, ["a", "b", "c"]),
+        ({"id2label": {"1": "a", "2": "b", "3": "c"}}, None),
+    ],
+)
+def test_a_classifier_of_transformers_has_the_names_of_its_configuration(stated, labels, tmp_path):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTForImageClassification(ViTConfig(**sizes, image_size=32, num_labels=3)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write(tmp_path / "config.json", {k: v for k, v in config.items() if k not in ("id2label", "label2id")} | stated)
+    if labels is None:
+        with pytest.raises(CheckpointError, match=r"classes of its head \(.*id2label, from 0 to 2\)"):
+            head_labels(load(tmp_path))
+    else:
+        assert head_labels(load(tmp_path)) == labels == list(ViTConfig.from_pretrained(tmp_path).id2label.values())
+
+
 def test_timms_preprocessing_is_known_by_its_tag_alone():
     actual = vit_timm.preprocessing(None, {"architecture": "vit_base_patch16_224.mae"})
     assert (actual.mean, actual.std, actual.crop) == (IMAGENET_MEAN, IMAGENET_STD, 0.9)

@@ -14,6 +14,7 @@ from multimodal.export.hf.decoders import DECODERS
 from multimodal.export.hf.towers import TOWERS
 from multimodal.export.refusals import check_kind, differences
 from multimodal.models.text_config import TextConfig
+from multimodal.models.vit import ViTConfig
 from multimodal.weights.family import Family
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
@@ -21,7 +22,6 @@ from multimodal.weights.table import Tensors, export_tensors
 
 WRITERS = DECODERS | TOWERS
 SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets one of zeros
-ONE_SIZE = ("vit", "deit")  # transformers interpolates their positions to other sizes only if asked
 SHOWN = 2
 TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
@@ -73,7 +73,7 @@ def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any
         tensors = export_tensors(family.rows(own), state)
         written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [architecture(kind, model)]}
         made = family.config_from(family.completed(written, tensors), tensors)
-        if kind in ONE_SIZE:
+        if family.one_size and isinstance(own, ViTConfig):  # positions are interpolated only if asked
             own = replace(own, position_offset=made.position_offset)
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError,
             RuntimeError):  # fmt: skip

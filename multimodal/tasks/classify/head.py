@@ -74,7 +74,10 @@ def head_labels(checkpoint: Checkpoint) -> list[str]:
     names = list(map(str, checkpoint.card.get("names") or ids))
     classes = checkpoint.model.config.classes
     if not ids:
-        raise CheckpointError(f"model {checkpoint.source}: its card does not name the {classes} classes of its head")
+        raise CheckpointError(
+            f"model {checkpoint.source}: its card does not name the {classes} classes of its head (config.json of "
+            f"transformers: id2label, from 0 to {classes - 1})"
+        )
     if len({*ids}) != classes or len(names) != classes:
         raise CheckpointError(
             f"model {checkpoint.source}: its card names {len({*ids})} classes, and its head has {classes}"

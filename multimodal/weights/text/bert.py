@@ -31,6 +31,7 @@ from multimodal.weights.vision import clip_hf
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 WORD = "embeddings.word_embeddings.weight"
 TAGS, SPANS = "classifier", "qa_outputs"
+MOST_CLASSES = 1_000_000  # whose names are made up from num_labels
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
 FEED = {"intermediate.dense": "feed.up", "output.dense": "feed.down", "output.LayerNorm": "feed_branch.norm"}
 SIZES = {
@@ -201,11 +202,11 @@ def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def class_names(config: dict[str, Any]) -> list[str]:
-    """`id2label` in the order of the numbers; [] if it is incomplete. A classifier without it has the two names that
-    transformers leaves out."""
-    names = config.get("id2label")
+    """`id2label` in the order of the numbers; [] if it is incomplete. A classifier without it has transformers' names,
+    two if `num_labels` states no other count."""
+    names, count = config.get("id2label"), config.get("num_labels", 2)
     if names is None and any("Classification" in str(name) for name in config.get("architectures") or ()):
-        names = {"0": "LABEL_0", "1": "LABEL_1"} if config.get("num_labels", 2) == 2 else None
+        names = {str(n): f"LABEL_{n}" for n in range(count)} if type(count) is int and count <= MOST_CLASSES else None
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
         return []
     return [str(names[number]) for number in sorted(names, key=int)]
