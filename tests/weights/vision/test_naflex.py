@@ -67,8 +67,8 @@ def test_the_native_size_is_that_of_the_image_processor(folder, tmp_path):
     assert np.array_equal(vectors[0], vectors[1])
     assert not np.allclose(vectors[0], vectors[2], atol=1e-3)
     for wrong in (True, False):
-        with pytest.raises(UsageError, match=f"^native expected a number of patches.* \\(got {wrong}\\)"):
-            Embedder(other, native=wrong).images([image])
+        with pytest.raises(UsageError, match=f"^native must be an integer of at least 0 \\(got {wrong}\\)"):
+            Embedder(other, native=wrong)
 
 
 def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, capsys):
