@@ -61,19 +61,21 @@ def run(options: Namespace) -> int:
         finally:
             shown.clear()
         written.extend(_records(found))
+        figures = found.figures()
         examples = [
             Section(f"{name}: {task}", lines=[
                 f"{row.question} {row.answer!r} (expected {' | '.join(map(repr, row.references))})"
                 for row in found.rows if row.task == task
             ][:MOST_SHOWN])
-            for task in found.figures()
+            for task in figures
         ]  # fmt: skip
-        return SetFigures(found.figures(), found.broken, examples)
+        return SetFigures(figures, found.broken, examples)
 
-    code = print_figures(options, checkpoint.source, evaluate)
-    if output is not None:
-        write_chats(output, written)
-    return code
+    try:
+        return print_figures(options, checkpoint.source, evaluate)
+    finally:  # also of the sets before one that was interrupted
+        if output is not None:
+            write_chats(output, written)
 
 
 def _records(found: "AnswerEvaluation") -> list[dict]:

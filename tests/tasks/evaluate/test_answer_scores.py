@@ -35,3 +35,4 @@ def test_answers_are_scored_as_by_squad_s_script():
     figures = answer_scores(wanted, ["Tower.", "a steep hill", "", "Vienna"])
     assert figures["exact"] == 0.5
     assert figures["f1"] == pytest.approx((1 + 2 * 1 / (2 + 2) + 1 + 0) / 4)
+    assert answer_scores([["the", "cat"], ["the"]], ["", ""]) == {"exact": 0.5, "f1": 0.5}

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,12 +39,19 @@ def test_figures_are_those_by_hand():
     assert figures["text"]["perplexity"] == 2
     rows = [AnsweredQuestion("", code, "wer", "?", "funf", ("fünf",), language=code) for code in ("en", "de")]
     assert [one["wer"] for one in AnswerEvaluation(rows, []).figures().values()] == [0, 100]
+    rows = [replace(one, task="speech") for one in rows]
+    assert AnswerEvaluation(rows, []).figures()["speech"]["wer"] == 50
+    rows = [row("a dog", "a dog", task="image", metric="cider")]
+    assert AnswerEvaluation(rows, []).figures()["image"] == {
+        "questions": 1, "bleu4": None, "rouge_l": None, "cider": None}  # fmt: skip
     assert list(figures) == ["classes", "speech", "german", "text"]
 
 
 @pytest.mark.parametrize(("answer", "reference", "right"), [
     ("The dog!", "dog", True), ("काला", "कील", False), ("ที่", "ทา", False), ("-5", "5", False), ("−5.", "-5", True),
     ("3-5", "3 5", True), ("well-known", "Well known", True), ("e\u0301te\u0301", "été", True),
+    ("", "A", False), ("(a)", "A", True), ("the", "A", False), ("<", ">", False), ("+", "-", False), ("+", "+", True),
+    ("don’t", "Don't", True),
 ])  # fmt: skip
 def test_words_keep_their_marks_and_numbers_their_signs(answer, reference, right):
     assert row(answer, reference).right == right
@@ -71,10 +79,25 @@ def test_inputs_can_be_left_out_and_a_broken_item_leaves_the_others(tiny, tmp_pa
     assert nats == pytest.approx(-sum(float(logits[i - 1, ids[i]]) for i in range(len(ids) - 4, len(ids))), abs=1e-3)
 
 
-def test_an_unknown_metric_is_named(tiny, tmp_path):
-    write_chats(tmp_path / "q.jsonl", [question("?", ["a"], "x", "f1")])
-    with pytest.raises(DataError, match=r"q\.jsonl line 1: unknown metric 'f1' \(known: exact, wer"):
+@pytest.mark.parametrize(("metrics", "cause"), [
+    (["f1"], r"line 1: unknown metric 'f1' \(known: exact, wer"),
+    (["exact", "wer"], "line 2: metric 'wer' in task 'x', whose other questions have 'exact'"),
+    (["cider"], "line 1: no answer has a word, which cider needs"),
+])  # fmt: skip
+def test_a_metric_that_cannot_be_computed_is_named(tiny, tmp_path, metrics, cause):
+    write_chats(tmp_path / "q.jsonl", [question("?", ["..."], "x", metric) for metric in metrics])
+    with pytest.raises(DataError, match=rf"q\.jsonl {cause}"):
         evaluate_answers(open_chats(tmp_path / "q.jsonl"), Asker(tiny))
+
+
+def test_answers_are_written_also_where_figures_fail(tiny, tmp_path, capsys, monkeypatch):
+    save_folder(tiny, tmp_path / "tiny")
+    write_chats(tmp_path / "q.jsonl", [question("1 + 1", ["2"], "sums")])
+    monkeypatch.setattr(AnswerEvaluation, "figures", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(capsys, "evaluate", "answers", str(tmp_path / "q.jsonl"), "--model", str(tmp_path / "tiny"),
+            "--max_new_tokens", "3", "--answers", str(tmp_path / "a.jsonl"))  # fmt: skip
+    assert json.loads((tmp_path / "a.jsonl").read_text())["references"] == ["2"]
 
 
 def test_the_command_prints_tasks_and_writes_answers(tiny, tmp_path, capsys):

@@ -61,9 +61,9 @@ def normalized(text: str) -> str:
 
 
 def answer_scores(wanted: Sequence[Sequence[str]], found: Sequence[str]) -> dict[str, float]:
-    """Exact match and mean F1 over words, each against the best of a question's answers, as shares. The answer to a
-    question without one is "" (Rajpurkar et al. 2018)."""
-    pairs = [([normalized(one) for one in texts] or [""], normalized(text))
+    """Exact match and mean F1 over words, each against the best of a question's answers, as shares. Answers without
+    a word do not count; the answer to a question without one is "" (Rajpurkar et al. 2018)."""
+    pairs = [(list(filter(None, map(normalized, texts))) or [""], normalized(text))
              for texts, text in zip(wanted, found, strict=True)]  # fmt: skip
     count = max(1, len(pairs))
     exact = sum(text in texts for texts, text in pairs) / count

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from multimodal.data.datasets.captions import words
 from multimodal.data.sources import Source
 from multimodal.errors import DataError, MultimodalError
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
-from multimodal.tasks.evaluate.scores import bleu, word_errors
+from multimodal.tasks.evaluate.scores import bleu, error_rates, normalizer, normalizer_name
 from multimodal.tokens.chat.messages import Kind
 
 ARTICLES = {"a", "an", "the"}
@@ -43,7 +44,7 @@ class AnswerEvaluation:
     rows: list[AnsweredQuestion]
     broken: list[str]
 
-    def figures(self) -> dict[str, dict[str, float]]:
+    def figures(self) -> dict[str, dict[str, float | None]]:
         """Figures of each task, in %; `constant`: accuracy of the best single answer to all its questions."""
         tasks: dict[str, list[AnsweredQuestion]] = {}
         for row in self.rows:
@@ -52,12 +53,13 @@ class AnswerEvaluation:
 
 
 def plain(text: str) -> str:
-    """Lower-case words without articles and punctuation. Combining marks and the signs of numbers stay."""
-    kept = "".join(
-        c if unicodedata.category(c)[0] in "LMN" or c in "_'-" else " "
-        for c in unicodedata.normalize("NFC", text.lower()).replace("\N{MINUS SIGN}", "-")
-    )
-    return " ".join(word for word in re.sub(r"(?<!\s)-|-(?!\d)", " ", f" {kept}").split() if word not in ARTICLES)
+    """Lower-case words without articles and punctuation, which stay where nothing else is left. Combining marks and
+    the signs of numbers stay."""
+    text = unicodedata.normalize("NFC", text.lower()).replace("\N{MINUS SIGN}", "-")
+    text = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    kept = "".join(c if unicodedata.category(c)[0] in "LMN" or c in "_'-" else " " for c in text)
+    found = re.sub(r"(?<!\s)-|-(?!\d)", " ", f" {kept}").split()
+    return " ".join([word for word in found if word not in ARTICLES] or found or text.split())
 
 
 def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
@@ -67,13 +69,20 @@ def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
 
 
 def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
-    found = word_errors([row.references[0] for row in rows], [row.answer for row in rows], rows[0].language)
-    return {name: round(100 * value, 2) for name, value in found.items()}
+    """Each row after the normalizer of its own language."""
+    normal = {code: normalizer(normalizer_name(code)) for code in {row.language for row in rows}}
+    pairs = [[normal[row.language](text) for text in (row.references[0], row.answer)] for row in rows]
+    wer, cer = error_rates(*zip(*pairs, strict=True))
+    return {"wer": round(100 * wer, 2), "cer": round(100 * cer, 2)}
 
 
-def _cider(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+def _cider(rows: Sequence[AnsweredQuestion]) -> dict[str, float | None]:
+    """None for a single question, of which no word is rarer than another."""
+    names = ("bleu4", "rouge_l", "cider")
+    if len(rows) < 2:
+        return dict.fromkeys(names)
     found = caption_scores([row.answer for row in rows], [row.references for row in rows])
-    return {name: round(found[name], 2) for name in ("bleu4", "rouge_l", "cider")}
+    return {name: round(found[name], 2) for name in names}
 
 
 def _bleu(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
@@ -85,7 +94,7 @@ def _perplexity(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
     return {"perplexity": round(math.exp(nats / tokens), 2)}
 
 
-METRICS: dict[str, Callable[[Sequence[AnsweredQuestion]], dict[str, float]]] = {
+METRICS: dict[str, Callable[[Sequence[AnsweredQuestion]], dict[str, Any]]] = {
     "exact": _exact, "wer": _wer, "cider": _cider, "bleu": _bleu, "perplexity": _perplexity
 }  # fmt: skip
 
@@ -94,8 +103,9 @@ def evaluate_answers(
     source: Source, asker: Asker, without: Sequence[Kind] = (), watch: Callable[[int, int], None] = lambda *_: None
 ) -> AnswerEvaluation:
     """Ask each question of `source` (see `open_chats`); `without`: kinds of input that are left out, to see whether the
-    answers used them. Raises DataError for an unknown metric, or if no question could be asked."""
-    rows, broken, keys = list[AnsweredQuestion](), list[str](), list[int]()
+    answers used them. Raises DataError for an unknown metric, two metrics in one task, or if no question could be
+    asked."""
+    rows, broken, keys, metrics = list[AnsweredQuestion](), list[str](), list[int](), dict[str, str]()
     conversations: list[list[dict[str, Any]]] = []
     for key in range(len(source)):
         row = source.row(key)
@@ -104,6 +114,12 @@ def evaluate_answers(
             continue
         if (metric := row.fields.get("metric", "exact")) not in METRICS:
             raise DataError(f"{row.place}: unknown metric {metric!r} (known: {', '.join(METRICS)})")
+        task = row.fields.get("task", "questions")
+        if (first := metrics.setdefault(task, metric)) != metric:
+            raise DataError(f"{row.place}: metric {metric!r} in task {task!r}, whose other questions have {first!r}")
+        if metric == "cider" and not any(map(words, row.texts)):
+            broken.append(f"{row.place}: no answer has a word, which cider needs")
+            continue
         keys.append(key)
         conversations.append([_left(message, without) for message in row.fields["messages"]])
     found = asker.chat_many(conversations)
