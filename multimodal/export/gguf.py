@@ -1,7 +1,6 @@
 """GGUF files for llama.cpp through the `gguf` library: a decoder's configuration, tensors and vocabulary. Each is read
 again before it takes its place."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
     config, tensors = described(checkpoint, ARCHITECTURES)
     arch = ARCHITECTURES[config["model_type"]]
     if (window := short_window(checkpoint.model.config)) and arch not in WINDOWED:
-        raise UsageError(f"model {checkpoint.source}: llama.cpp's {arch} has no window (got one of {window} tokens)")
+        known = " and ".join(WINDOWED)
+        raise UsageError(f"model {checkpoint.source}: llama.cpp has windows for {known} (got one of {window} tokens)")
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
     if rope["rope_type"] not in ("default", "linear"):
@@ -84,9 +84,9 @@ def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors,
         except CheckpointError as error:
             raise UsageError(f"model {checkpoint.source}: GGUF does not hold it ({str(error)[-120:]})") from None
         made, own = plain(read.model.config), plain(halved(config, {})[0])
-        if not _near(made, own):
-            lost = ", ".join(differences(made, own)[:2])
-            raise UsageError(f"model {checkpoint.source}: GGUF's {arch} lacks some of its options ({lost})")
+        if lost := differences(made, own, rounding=1e-6):  # numbers have 32 bits there
+            told = ", ".join(lost[:2])
+            raise UsageError(f"model {checkpoint.source}: GGUF's {arch} lacks some of its options ({told})")
 
 
 def _type(value: Any) -> Any:
@@ -105,15 +105,6 @@ def _as_gguf(arch: str, name: str, tensor: Tensor, attention: Any) -> Tensor:
         heads = attention.heads if found[1] == "q" else attention.kv_heads or attention.heads
         return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     return tensor
-
-
-def _near(one: Any, other: Any) -> bool:
-    """Equal but for the rounding of numbers to 32 bits."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_near(one[key], other[key]) for key in one)
-    if isinstance(one, float) or isinstance(other, float):
-        return None not in (one, other) and math.isclose(one, other, rel_tol=1e-6)
-    return one == other
 
 
 def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:

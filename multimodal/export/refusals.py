@@ -1,5 +1,6 @@
 """Kinds of model that each format holds."""
 
+import math
 from typing import Any
 
 from multimodal.errors import UsageError
@@ -43,9 +44,12 @@ def short_window(config: Any) -> int | None:
     return min((window for window in windows if window < config.context), default=None)
 
 
-def differences(one: Any, other: Any, at: str = "") -> list[str]:
-    """Options in which two configurations, as nested tables, differ: each with the value of the second."""
+def differences(one: Any, other: Any, at: str = "", rounding: float = 0.0) -> list[str]:
+    """Options in which two configurations, as nested tables, differ: each with the value of the second. `rounding`: the
+    relative difference up to which numbers are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         inner = ((one.get(key), other[key], f"{at}.{key}" if at else key) for key in other)
-        return [line for parts in inner for line in differences(*parts)]
-    return [] if one == other else [f"{at} {other}"]
+        return [line for parts in inner for line in differences(*parts, rounding)]
+    if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=rounding):
+        return []
+    return [] if one == other else [at if isinstance(other, dict) else f"{at} {other}"]

@@ -95,6 +95,10 @@ class Models:
             raise
         self.ready.set()
 
+    @property
+    def loading(self) -> bool:
+        return not self.ready.is_set() and self.failure is None
+
     def check(self) -> None:
         if not self.ready.is_set():
             raise NotReadyError("models are loading" if self.failure is None else "models could not be loaded")

@@ -18,6 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.app import create
 from multimodal.serve.guard import MOST_HEADERS, SHARED
+from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.protocol import HttpProtocol
 from multimodal.serve.uploads import UploadFolder, sweep
@@ -56,16 +57,20 @@ class ServerProcess(uvicorn.Server):
         return await super().on_tick(counter)
 
     @property
+    def models(self) -> Models:
+        return self.config.loaded_app.app.state.server.models
+
+    @property
     def failed(self) -> bool:
-        return self.config.loaded_app.app.state.server.models.failure is not None
+        return self.models.failure is not None
 
     def served(self, bound: socket.socket) -> bool:
-        """Serve until the end. Returns False if it could not start. Ends the process with 1 if requests were
-        dropped."""
+        """Serve until the end. Returns False if it could not start. Ends the process with 1 if requests were dropped,
+        and with 0 if models were still loading."""
         with contextlib.suppress(SystemExit):  # uvicorn's, which has told why
             self.run(sockets=[bound])
-        if self.dropped:  # the interpreter's end aborts while a thread computes
-            os._exit(1)
+        if self.dropped or (self.started and self.models.loading):  # an interpreter's end aborts if a thread computes
+            os._exit(int(self.dropped > 0))
         return self.started and not self.failed
 
 

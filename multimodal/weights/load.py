@@ -18,7 +18,7 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.card import check_card
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
 from multimodal.weights.family import Family
-from multimodal.weights.files.archives import read_pickled, unwrapped
+from multimodal.weights.files.archives import check_archive, read_pickled, unwrapped
 from multimodal.weights.files.ctranslate2 import read_ctranslate2
 from multimodal.weights.files.formats import (
     CTRANSLATE2,
@@ -220,6 +220,8 @@ def _read(weights: Path, source: Path, pickled: bool) -> tuple[Tensors, dict[str
     if weights.is_file() and kind != NEMO:
         check_format(weights)
     if (is_pickled(weights) or kind == NEMO) and not pickled:
+        if weights.suffix in PICKLED:  # a damaged one cannot be converted
+            check_archive(weights)
         raise CheckpointError(f"{weights}: pickled weights; run multimodal convert {source} FOLDER, and load FOLDER")
     if weights.name.endswith(".index.json"):
         return read_shards(weights), {}

@@ -233,6 +233,13 @@ def test_a_folder_or_hub_repository_with_pickled_weights_alone_is_converted(tmp_
         assert same_weights(load(tmp_path / out).model, expected)
 
 
+@pytest.mark.parametrize("content", [b"", b"\x06\x00\x00", b"no weights"])
+def test_damaged_pickled_weights_are_not_sent_to_be_converted(tmp_path, content):
+    (tmp_path / "model.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.bin: .*neither a zip archive nor a pickle, begins with b'"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_a_configuration_that_is_a_pipe_is_refused_rather_than_missing(name, hf_folder, tmp_path):
     shutil.copytree(hf_folder, tmp_path / "made")

@@ -69,8 +69,8 @@ def run(options: Namespace) -> int:
     checkpoint = prepare_for_inference(loaded(options, "translate"), options.compute_type, options.device)
     given = TranslateOptions.among(vars(options))
     chosen = asked_of(checkpoint, given)
-    warn_of_search(checkpoint, given, TranslateOptions)
     translator = TranslationWriter(checkpoint, options.source, options.target, chosen)
+    warn_of_search(checkpoint, given, TranslateOptions, translator.tokenizer.pad_id)
     told: list[tuple[str, SourceText, Translation]] = []
     code, size, shown = 0, BATCHES * chosen.batch_size, Progress("texts")
     with _writing(output) as write:

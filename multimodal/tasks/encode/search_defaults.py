@@ -47,9 +47,14 @@ def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type
     return found | given
 
 
-def warn_of_search(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> None:
-    """Warn of what the checkpoint asks for and neither it nor an option of `given` brings."""
-    asked, known = search_settings(checkpoint), {**TAKEN, **LENGTHS}
+def warn_of_search(
+    checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet], banned: int | None = None
+) -> None:  # fmt: skip
+    """Warn of what the checkpoint asks for and neither it nor an option of `given` brings. `banned`: a token that the
+    search never writes."""
+    asked, known = dict(search_settings(checkpoint)), {**TAKEN, **LENGTHS}
+    if asked.get("bad_words_ids") == [[banned]]:
+        del asked["bad_words_ids"]
     done = {*_taken(checkpoint, kind), *LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
     left = [f"{name} {asked[name]!r:.40}" for name in asked if name not in done and known.get(name) not in given]
     if left:

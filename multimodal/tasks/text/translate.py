@@ -154,7 +154,7 @@ class Translator(LoadedModel):
         check_translator(checkpoint)
         checkpoint = prepare_for_inference(checkpoint, compute_type, device_of(device, checkpoint))
         self.writer = TranslationWriter(checkpoint, source, target, asked_of(checkpoint, options))
-        warn_of_search(checkpoint, options, TranslateOptions)
+        warn_of_search(checkpoint, options, TranslateOptions, self.writer.tokenizer.pad_id)
 
     @overload
     def __call__(self, texts: str) -> str: ...

@@ -24,6 +24,7 @@ MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py
 PIECE = 1 << 24  # bytes read at once
 WRAPPERS = ("module.", "_orig_mod.")
 MOST_DIRECTORY = 4 << 20  # bytes, of 50,000 members
+NEITHER = "neither a zip archive nor a pickle, begins with {!r}"
 END = (1 << 16) + 98  # bytes at a zip's end: a comment and three records
 # errors that damaged files raise here and in zipfile
 DAMAGE = (
@@ -72,7 +73,15 @@ def _content(file: io.BufferedIOBase, size: int) -> Any:
         return _read_zip(file, size)
     if start[:1] == b"\x80":
         return _read_stream(file, size)
-    raise ValueError(f"neither a zip archive nor a pickle, begins with {start!r}")
+    raise ValueError(NEITHER.format(start))
+
+
+def check_archive(path: Path) -> None:
+    """Raises CheckpointError for a file that `read_archive` cannot read by its first bytes."""
+    with _naming(path), path.open("rb") as file:
+        start = file.read(4)
+        if start != b"PK\3\4" and start[:1] != b"\x80":
+            raise ValueError(NEITHER.format(start))
 
 
 def read_pickled(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

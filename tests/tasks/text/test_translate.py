@@ -122,7 +122,8 @@ def test_tokens_equal_transformers_generate(references, root, name, rules, asked
 
 
 def test_a_checkpoint_chooses_beams_and_not_the_length(own):
-    asked = {"num_beams": 2, "length_penalty": 0.4, "no_repeat_ngram_size": 3, "max_length": 5, "min_length": 3}
+    asked = {"num_beams": 2, "length_penalty": 0.4, "no_repeat_ngram_size": 3, "max_length": 5, "min_length": 3,
+             "bad_words_ids": [[own.tokenizer.pad_id]]}  # fmt: skip
     checkpoint = replace(own, card={**own.card, "generation": asked})
     with pytest.warns(UserWarning, match="asks for min_length 3, which is not followed"):
         options = Translator(checkpoint, "en", "de", length_penalty=1.0).writer.options

@@ -7,6 +7,7 @@ import torch
 
 from multimodal.errors import UsageError
 from multimodal.export.export import export
+from multimodal.export.refusals import differences
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
 from multimodal.weights.folder import Checkpoint, save_folder
@@ -43,12 +44,19 @@ def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
     assert sizes[1] < sizes[0]
 
 
+def test_a_refusal_names_what_is_lost_and_no_number_that_was_rounded():
+    own = {"eps": 1e-6, "theta": 2e4, "yarn": {"factor": 2}, "width": 8}
+    read = {"eps": 9.999999974752427e-07, "theta": 1e4, "yarn": None, "width": 8}
+    assert differences(read, own, rounding=1e-6) == ["theta 20000.0", "yarn"]
+    assert differences(read, own)[0] == "eps 1e-06"
+
+
 def test_what_gguf_lacks_is_refused_and_files_stay(tmp_path):
     save_folder(checkpoint("learned"), tmp_path / "model")
     with pytest.raises(UsageError, match=r"none of .* has all of its options"):
         export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
     save_folder(Checkpoint(llama(window=63), BYTES), tmp_path / "window")
-    with pytest.raises(UsageError, match=r"llama\.cpp's phi3 has no window \(got one of 63 tokens\)"):
+    with pytest.raises(UsageError, match=r"llama\.cpp has windows for gemma2 and gemma3 \(got one of 63 tokens\)"):
         export(tmp_path / "window", tmp_path / "x.gguf", to="gguf")
     (tmp_path / "x.gguf").write_text("mine")
     with pytest.raises(UsageError, match=r"x\.gguf: exists and is not as multimodal wrote it"):
