@@ -67,12 +67,13 @@ def test_whole_words_are_guessed_or_not_and_are_not_too_many():
     starts = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1], dtype=torch.bool)
     able, word, sizes = torch.ones(20, dtype=torch.bool), starts.cumsum(0), Counter()
     for seed in range(200):
-        chosen = chosen_tokens(able, 0.15, generator(seed), words_of(able, starts))
+        chosen = chosen_tokens(able, 0.15, generator(seed), [[word] for word in words_of(able, starts)])
         assert 1 <= int(chosen.sum()) <= 3
         for number in word.unique():
             assert chosen[word == number].all() or not chosen[word == number].any()
         sizes[int(chosen.sum())] += 1
     assert sizes[3] > 150  # a short one where only longer words are left
+    assert chosen_tokens(able[:5], 0.15, generator(0), [[[0, 1, 2]], [[3, 4]]]).tolist() == [False] * 3 + [True] * 2
 
 
 def test_what_stands_for_a_token_is_the_mask_another_token_or_itself():
@@ -297,13 +298,29 @@ def test_spans_are_whole_words_side_by_side_of_geometric_length():
     lengths: Counter[int] = Counter()
     for seed in range(40):
         spans = random_spans(words, MaskSettings(unit="spans"), generator(seed))
-        assert [at for span in spans for at in span] == list(range(1, 400))
+        assert [word for span in spans for word in span] == words
         lengths.update(map(len, spans))
     assert max(lengths) == 10
     mean = sum(size * count for size, count in lengths.items()) / lengths.total()
     assert mean == pytest.approx(sum(0.8**k for k in range(10)), rel=0.05)  # of the clipped distribution
     broken = random_spans([[1], [2, 3], [7]], MaskSettings(unit="spans", geometric=1e-6), generator(0))
-    assert broken == [[1, 2, 3], [7]]  # a span ends where a token may not be masked
+    assert broken == [[[1], [2, 3]], [[7]]]  # a span ends where a token may not be masked
+
+
+def test_a_span_longer_than_what_is_left_ends_after_a_word():
+    masker, ids = Masker(TOKENIZER, MaskSettings(unit="spans", geometric=1e-6)), torch.arange(5, 25)
+    found = [masker(ids, generator(seed))[1] for seed in range(400)]  # of two spans of ten words
+    assert {int(chosen.sum()) for chosen in found} == {3}
+    assert max(sum(found)) < 2 * 60  # no word is usual: each is in 60 of 400 on average
+    ids[torch.tensor([1, 3])] = 25  # ##a
+    sizes = {int(masker(ids[:4], generator(seed))[1].sum()) for seed in range(20)}
+    assert sizes == {2}  # a whole word where one token may be masked
+
+
+def test_figures_of_texts_without_a_token_to_predict_are_refused():
+    made = MaskedTexts([SentenceWindow(0, ([1, 1],))], Masker(TOKENIZER, MaskSettings()), 32)
+    with pytest.raises(DataError, match="expected a known token to predict, got none in 1 texts"):
+        masked_figures(TextTransformer(bert(len(PIECES), SMALL)).eval(), [batch(made, [0])])
 
 
 def test_collocations_have_a_high_pmi_and_are_masked_whole():

@@ -171,7 +171,8 @@ def outputs(model: TextTransformer, batch: MaskedBatch) -> tuple[Float[Tensor, "
 
 @torch.inference_mode()
 def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch], pairs: Pairs = "next") -> dict[str, float]:
-    """Return cross-entropy (nats), perplexity and accuracy of masked tokens, and of next sentences or their order."""
+    """Return cross-entropy (nats), perplexity and accuracy of masked tokens, and of next sentences or their order.
+    Raises DataError if no token is masked."""
     loss = right = followed = 0.0
     device = next(model.parameters()).device
     for batch in moved(list(batches), device):
@@ -180,6 +181,8 @@ def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch], pairs
         right += int((logits.argmax(-1) == batch.targets).sum())
         followed += 0 if follows is None else int((follows.argmax(-1) == batch.follows).sum())
     tokens, rows = sum(len(b.targets) for b in batches), sum(len(b.lengths) for b in batches)
+    if not tokens:
+        raise DataError(f"validation texts: expected a known token to predict, got none in {rows} texts")
     mean = torch.tensor(loss / tokens, dtype=torch.float64)
     figures = {"masked": float(mean), "perplexity": float(mean.exp()), "accuracy": right / tokens}
     return figures | ({f"{pairs}_accuracy": followed / rows} if model.classes else {})

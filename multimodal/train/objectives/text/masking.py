@@ -15,6 +15,8 @@ from multimodal.errors import UsageError, at_least, demand
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.objectives.text.collocations import LONGEST, Word, collocations
 
+Places = Sequence[int]  # of the tokens of a word or a collocation
+
 
 @dataclass(frozen=True)
 class MaskSettings:
@@ -23,7 +25,7 @@ class MaskSettings:
     share: float = 0.15  # share of the tokens to predict
     masked: float = 0.8  # share of those replaced by [MASK]
     random: float = 0.1  # share of those replaced by a random token; the rest stays
-    unit: Literal["tokens", "words", "spans", "pmi"] = "tokens"  # all tokens of a unit are masked, or none
+    unit: Literal["tokens", "words", "spans", "pmi"] = "tokens"  # masked whole; the last span ends after a word
     geometric: float = 0.2  # spans: chance that a span ends after each of its words
     longest_span: int = 10  # spans: words, at most
     collocations: int = 10000  # pmi: word groups with the highest pointwise mutual information in the training texts
@@ -41,20 +43,27 @@ class MaskSettings:
 
 
 def chosen_tokens(
-    able: Bool[Tensor, "T"], share: float, random: torch.Generator, units: Sequence[Sequence[int]] | None = None
+    able: Bool[Tensor, "T"], share: float, random: torch.Generator, units: Sequence[Sequence[Places]] | None = None
 ) -> Bool[Tensor, "T"]:
-    """Choose a `share` of the `able` tokens, at least one if there is any. With `units`, places of tokens, choose whole
-    units in random order up to the same number of tokens (Google's `create_pretraining_data.py`)."""
+    """Choose a `share` of the `able` tokens, at least one if there is any. With `units`, each of one or more parts,
+    choose units in random order up to the same number of tokens (Google's `create_pretraining_data.py`): of one that
+    is too long a random run of parts that fits. If none fits, the shortest part is chosen."""
     places = able.nonzero()[:, 0]
     count = max(1, round(share * len(places))) if len(places) else 0
     chosen = torch.zeros_like(able)
     if units is None:
         chosen[places[torch.randperm(len(places), generator=random)[:count]]] = True
         return chosen
-    for number in torch.randperm(len(units), generator=random).tolist():
-        if len(units[number]) <= count:
-            chosen[units[number]] = True
-            count -= len(units[number])
+    order = [units[number] for number in torch.randperm(len(units), generator=random).tolist()]
+    for unit in order:
+        starts = sum(sum(map(len, unit[at:])) >= count for at in range(len(unit)))
+        for part in unit[int(torch.randint(starts, (), generator=random)) if starts > 1 else 0 :]:
+            if len(part) > count:
+                break
+            chosen[part] = True
+            count -= len(part)
+    if units and not chosen.any():
+        chosen[min((part for unit in order for part in unit), key=len)] = True
     return chosen
 
 
@@ -67,17 +76,17 @@ def words_of(able: Bool[Tensor, "T"], starts: Bool[Tensor, "T"]) -> list[list[in
     return list(words.values())
 
 
-def random_spans(words: Sequence[Sequence[int]], s: MaskSettings, random: torch.Generator) -> list[list[int]]:
+def random_spans(words: Sequence[Places], s: MaskSettings, random: torch.Generator) -> list[list[Places]]:
     """Spans of neighbouring words that cover all in random order, of geometric length up to `longest_span` (SpanBERT,
     section 3.1: here spans are dealt out before their share is drawn, so that they never overlap)."""
-    spans: list[list[int]] = []
+    spans: list[list[Places]] = []
     left = 0
     for before, word in zip([[-1], *words], words, strict=False):
         if left == 0 or word[0] != before[-1] + 1:
             drawn = torch.empty((), dtype=torch.float64).geometric_(s.geometric, generator=random)
             left = min(int(drawn), s.longest_span)
             spans.append([])
-        spans[-1] += word
+        spans[-1].append(word)
         left -= 1
     return spans
 
@@ -130,13 +139,13 @@ class Masker:
     def _words(self, ids: Int[Tensor, "T"]) -> list[list[int]]:
         return words_of(self.ordinary[ids], self.starts[ids])
 
-    def _units(self, ids: Int[Tensor, "T"], random: torch.Generator) -> list[list[int]] | None:
+    def _units(self, ids: Int[Tensor, "T"], random: torch.Generator) -> list[list[Places]] | None:
         if self.settings.unit == "tokens":
             return None
         words = self._words(ids)
         if self.settings.unit == "spans":
             return random_spans(words, self.settings, random)
-        return grouped(words, ids.tolist(), self.known) if self.settings.unit == "pmi" else words
+        return [[one] for one in (grouped(words, ids.tolist(), self.known) if self.settings.unit == "pmi" else words)]
 
     def __call__(
         self, ids: Int[Tensor, "T"], random: torch.Generator
