@@ -25,6 +25,8 @@ OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "lim
 EXAMPLES = """examples:
   multimodal evaluate asr test.csv --limit 100 --report report.html
   multimodal evaluate asr test.jsonl --model whisper-small --language de --format json --output wer.json
+
+Utterances are cut already: --vad_filter is False for every model.
 """
 
 

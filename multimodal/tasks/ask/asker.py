@@ -94,12 +94,12 @@ class Asker(LoadedModel):
     def _question(self, item: Item) -> list[Message]:
         several = isinstance(item.source, list | tuple) and len(item.source) == 2
         if not several or not isinstance(item.source[1], list | tuple):
-            name = f"item {item.position}"
+            name = f"item {item.position + 1}"
             raise UsageError(f"{name}: expected (question, list of inputs) (got {shown(item.source)})")
         return [self.message(*item.source)]
 
     def _many(self, items: Iterable[Any], read: Callable[[Item], list[Message]]) -> Iterator[Any]:
-        prompt = lambda item: self.writer.prompt(read(item), f"item {item.position}")
+        prompt = lambda item: self.writer.prompt(read(item), f"item {item.position + 1}")
         sources, writer = Items(items, keyed=False, paths=False), self.writer
         return self._queued(answered(sources, writer.options.batch_size, prompt, writer.answers))
 

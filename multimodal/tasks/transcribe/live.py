@@ -16,7 +16,7 @@ from multimodal.models.speech.transducer import Transducer
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, tokenizer_of, with_language_model
 from multimodal.tasks.transcribe.conformer.recognizer import ChunkedRecognizer, RedecodingRecognizer
-from multimodal.tasks.transcribe.conformer.windows import is_unlikely
+from multimodal.tasks.transcribe.conformer.windows import rejection
 from multimodal.tasks.transcribe.options import (
     LiveOptions,
     RecognizerOptions,
@@ -187,8 +187,8 @@ class LiveSession:
 
     def _final(self, end: int, arrived: float) -> Iterator[Event]:
         decoded = self.recognizer.final(self._wave(end))
-        unlikely = isinstance(self.options.decode, SpeechDecodingOptions) and is_unlikely(decoded, self.options.decode)
-        text = "" if unlikely else " ".join(self.tokenizer.decode(decoded.ids).split())
+        rejected = isinstance(self.options.decode, SpeechDecodingOptions) and rejection(decoded, self.options.decode)
+        text = "" if rejected else " ".join(self.tokenizer.decode(decoded.ids).split())
         if text or self.previous:  # an empty line retracts the partial
             yield self._event("final", decoded, text, arrived, text)
         self._forget(end)

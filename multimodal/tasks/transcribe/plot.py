@@ -22,8 +22,8 @@ LANES = 4  # lines of words above a spectrogram
 RANGE = 70.0  # dB shown below the loudest band
 WIDTH = 16.0  # inches
 FONT = 8.0  # points
-COLOURS = {"silence": "tab:gray", "no_speech": "tab:purple", "repetition": "tab:orange", "hallucination": "gold",
-           "clip": "tab:brown", "damaged": "red"}  # fmt: skip
+COLOURS = {"silence": "tab:gray", "no_speech": "tab:purple", "unlikely": "tab:pink", "repetition": "tab:orange",
+           "hallucination": "gold", "clip": "tab:brown", "damaged": "red"}  # fmt: skip
 TRANSCRIBED, VOICE = "tab:cyan", "lime"
 CURVE = 20.0  # height of probability 1 in bands
 SPEAKER_COLOURS = ["black", "tab:blue", "tab:purple", "tab:brown"]

@@ -14,6 +14,7 @@ from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, M
 from multimodal.tasks.transcribe.audio_source import cut as cut_audio
 from multimodal.tasks.transcribe.conformer import windows
 from multimodal.tasks.transcribe.conformer.decode import decode_windows, with_language_model
+from multimodal.tasks.transcribe.conformer.text_decoder import ENGLISH
 from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from multimodal.tasks.transcribe.results import Transcription, journalled
 from multimodal.tasks.transcribe.segmentation import Clip, LevelMeter, cut, plan
@@ -59,7 +60,8 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | RecognizerOptions) 
         return partial(_open_whisper, checkpoint, options, language, serve), serve
     own = only_language(checkpoint, options.language, options.task)
     options = with_language_model(checkpoint, options)  # refuse an unfit one before reading anything
-    open_ = partial(_open_conformer, checkpoint, options, own or options.language)
+    spoken = own or options.language or (ENGLISH if isinstance(checkpoint.model, Canary) else None)
+    open_ = partial(_open_conformer, checkpoint, options, spoken)
     return open_, partial(decode_windows, checkpoint=checkpoint, options=options)
 
 

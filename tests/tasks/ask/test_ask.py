@@ -186,7 +186,7 @@ def test_an_item_that_fails_is_its_error(asker):
     found = list(asker.many(iter(items)))
     kinds = ["list", "ImageError", "UsageError", "UsageError", "ImageError", "UsageError"]
     assert [type(one).__name__ for one in found] == kinds
-    assert str(found[2]) == "item 2: expected (question, list of inputs) (got 5)"
+    assert str(found[2]) == "item 3: expected (question, list of inputs) (got 5)"
 
 
 def test_streams_side_by_side_have_their_own_media(asker):

@@ -247,9 +247,11 @@ def test_words_snap_to_the_audio():
 def test_a_hybrid_models_gates_are_accounted_for():
     sure = transcribe(sound(6), tiny_hybrid(), **HYBRID)
     assert sure["text"]
-    for gate in ({"confidence_threshold": 1.0}, {"logprob_threshold": 0.0}, {"no_speech_threshold": -1.0}):
-        gated = transcribe(sound(6), tiny_hybrid(), **{**HYBRID, **gate})
-        assert (gated["text"], gated["skipped"]) == ("", [{"start": 0.0, "end": 6.0, "reason": "no_speech"}])
+    gates = {"confidence_threshold": (1.0, "unlikely"), "logprob_threshold": (0.0, "unlikely"),
+             "no_speech_threshold": (-1.0, "no_speech")}  # fmt: skip
+    for gate, (value, reason) in gates.items():
+        gated = transcribe(sound(6), tiny_hybrid(), **{**HYBRID, gate: value})
+        assert (gated["text"], gated["skipped"]) == ("", [{"start": 0.0, "end": 6.0, "reason": reason}])
 
 
 @pytest.mark.parametrize("options", [{"batched": False}, {"batched": True}, {}])

@@ -126,6 +126,7 @@ def test_the_command_tells_languages_and_task(tmp_path, capsys):
         code, out, err = run(capsys, *fixed, *flags)
         assert (code, err) == (0, "")
         texts[flags] = json.loads(out)["segments"]
+        assert json.loads(out)["language"] == ("de" if flags[:1] == ("--language",) else "en")
     assert len({json.dumps(text) for text in texts.values()}) > 2
     assert texts[()] != texts["--task", "translate", "--target_language", "de"]
     for flags, cause in (

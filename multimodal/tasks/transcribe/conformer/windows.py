@@ -44,9 +44,10 @@ def stream(
     """Transcribe one window that begins at sample `start` of the recording `name`; requests at most one decoding, and
     warns of a text that was cut.
 
-    Its coverage is one span: transcribed, "silence" (digital silence) or "no_speech" (the model's gates, or no
-    text)."""
-    result, skipped = Transcription(), "silence"
+    Its coverage is one span: transcribed, "silence" (digital silence), "no_speech" (by the model, or no text) or
+    "unlikely" (a text below a threshold)."""
+    result = Transcription()
+    skipped: str | None = "silence"
     first, last = start / RATE, (start + len(wave)) / RATE
     if wave.abs().max() > SILENT:
         decoded = yield wave
@@ -57,9 +58,9 @@ def stream(
                 "avg_logprob": decoded.avg_logprob, "no_speech_prob": decoded.no_speech_prob, "tokens": decoded.ids,
                 "text": text,
             })  # fmt: skip
-        skipped = "no_speech"
-        if text.strip() and not is_unlikely(decoded, options):
-            result.segments, skipped = list(_segments(decoded, first, last, options)), None
+        skipped = rejection(decoded, options) if text.strip() else "no_speech"
+        if skipped is None:
+            result.segments = list(_segments(decoded, first, last, options))
             result.tokens = [token for segment in result.segments for token in segment["tokens"]]
             if decoded.cut:
                 where = f"{name}: {first:.2f} to {last:.2f} seconds"
@@ -68,13 +69,13 @@ def stream(
     return result
 
 
-def is_unlikely(decoded: WindowTranscript, options: SpeechDecodingOptions) -> bool:
-    """Return True if a threshold of the options rejects the text."""
+def rejection(decoded: WindowTranscript, options: SpeechDecodingOptions) -> str | None:
+    """Return "no_speech" or "unlikely" if a threshold of the options rejects the text."""
     if options.no_speech_threshold is not None and decoded.no_speech_prob > options.no_speech_threshold:
-        return True
-    if options.confidence_threshold is not None and decoded.confidence < options.confidence_threshold:
-        return True
-    return options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
+        return "no_speech"
+    doubtful = options.confidence_threshold is not None and decoded.confidence < options.confidence_threshold
+    unlikely = options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
+    return "unlikely" if doubtful or unlikely else None
 
 
 def _segments(
