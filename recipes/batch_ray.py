@@ -92,10 +92,11 @@ class FileItems:
             try:
                 media.append(self.source.read(key).media)
             except BROKEN as error:
-                media.append(b"")
+                media.append(None)
                 errors[place] = str(error)
-        packed = any(isinstance(one, bytes) and one for one in media)
-        values = [one if isinstance(one, bytes) else one.read_bytes() if packed else str(one) for one in media]
+        packed = any(isinstance(one, bytes) for one in media)
+        plain = lambda one: one if isinstance(one, bytes) else one.read_bytes() if packed else str(one)
+        values = [(b"" if packed else "") if one is None else plain(one) for one in media]
         files = np.array([self.names[key] for key in keys], object)
         return {"file": files, "bytes" if packed else "path": np.array(values, object)}, errors
 
@@ -168,9 +169,10 @@ def table_bytes(columns: Columns, form: str) -> bytes:
 
 
 def _plain(line: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: the score of a failed item is null."""
+    """JSON has no NaN: the score or vector of a failed item is null."""
     line = {name: value.item() if isinstance(value, np.generic) else value for name, value in line.items()}
-    return {name: None if isinstance(value, float) and value != value else value for name, value in line.items()}
+    first = lambda value: value[0] if isinstance(value, list) and value else value
+    return {name: None if first(value) != first(value) else value for name, value in line.items()}
 
 
 class ShardWorker:

@@ -71,6 +71,17 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     assert not files.keys() & others.keys()
 
 
+def test_a_row_outside_the_folder_is_a_row_with_its_error(clip, photos, tmp_path):
+    (photos / "list.jsonl").write_text("".join(f'{{"file_name": "{name}"}}\n' for name in ("0.png", "../none.png")))
+    run = settings(clip, photos / "list.jsonl", tmp_path, task="embed", labels=())
+    run.output.mkdir()
+    assert batch_ray.ShardWorker(run)({"first": np.array([0])})["failed"].tolist() == [1]
+    good, bad = rows_of(run.output)
+    assert (good["path"], good["error"]) == (str(photos / "0.png"), "")
+    assert (bad["path"], bad["vector"]) == ("", None)
+    assert "outside" in bad["error"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -72,7 +72,8 @@ def augment(features: Float[Tensor, "_ M"], a: SpeechAugmentation, random: torch
         noise = top + slope + 0.5 * torch.randn(x.shape, generator=random)
         x = torch.logaddexp(x * BANK_SCALE, noise) / BANK_SCALE
     masks = max(1, int(frames * a.time_masks / 100)) if a.time_masks else 0
-    return spec_augment(x, random, masks, min(0.05, 12 / frames), a.freq_masks, a.freq_width)
+    longest = min(0.05, 12.5 / frames)  # half a frame above 12, which rounding down must not make 11
+    return spec_augment(x, random, masks, longest, a.freq_masks, a.freq_width)
 
 
 def warped(x: Float[Tensor, "F M"], factor: float) -> Float[Tensor, "F M"]:

@@ -7,6 +7,7 @@ import torch
 
 from multimodal.errors import UsageError
 from multimodal.tokens.audio.log_mel import filterbank
+from multimodal.train.objectives import augment_speech
 from multimodal.train.objectives.augment_speech import SpeechAugmentation, augment, warped
 
 NONE = SpeechAugmentation(speed=0.0, volume=0.0, noise=0.0, time_masks=0.0, freq_masks=0)
@@ -28,6 +29,15 @@ def test_augmented_frames_stay_finite_and_near_the_pace(settings):
 def test_augmentation_of_no_strength_changes_nothing():
     features = torch.randn(50, 80).clamp(min=-1)
     assert torch.allclose(augment(features, NONE, seeded(0)), features, atol=1e-6)
+
+
+def test_time_masks_have_up_to_12_frames_in_longer_utterances(monkeypatch):
+    longest = []
+    kept = lambda x, _, masks, ratio, *__: longest.append(len(x) * ratio) or x
+    monkeypatch.setattr(augment_speech, "spec_augment", kept)
+    for frames in range(240, 1000):
+        augment(torch.zeros(frames, 1), NONE, seeded(0))
+    assert set(map(int, longest)) == {12}
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
