@@ -13,6 +13,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.class_names import CaptionSampler
 from multimodal.data.datasets.images import DRAWS, augment, softened
 from multimodal.data.loader import Deferred
+from multimodal.errors import demand
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
@@ -25,6 +26,7 @@ TEMPLATES = [
     "a blurry photo of a {}.", "a close-up of a {}.", "this is a {}.", "a photo of one {}.", "a good photo of a {}.",
 ]  # fmt: skip
 ZERO_SHOT = ["a photo of a {}.", "a picture of a {}.", "{}", "a photo of the {}.", "a small photo of a {}."]
+HEADS = {"width": 64, "text_width": 32}  # width of a head in the tower of that width
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,15 @@ class ContrastiveModelSettings:
     context: int = 32  # tokens of a caption
     vocabulary: int = 2048  # tokens, learned from the captions
 
+    def __post_init__(self):
+        for name, head in HEADS.items():
+            value = getattr(self, name)
+            demand(name, value, value > 0 and value % head == 0, f"a multiple of {head}, the width of its heads")
+
 
 def build(s: ContrastiveModelSettings, tokenizer: Tokenizer) -> CLIP:
-    image = transformer(s.width, s.layers, s.width // 64, s.width * 4, drop_path=s.drop_path)
-    text = transformer(s.text_width, s.text_layers, s.text_width // 32, s.text_width * 4)
+    image = transformer(s.width, s.layers, s.width // HEADS["width"], s.width * 4, drop_path=s.drop_path)
+    text = transformer(s.text_width, s.text_layers, s.text_width // HEADS["text_width"], s.text_width * 4)
     return CLIP(
         CLIPConfig(
             ViTConfig((s.image, s.image), s.patch, image, pool="mean", class_token=False),
