@@ -385,14 +385,8 @@ def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
     code, _, line = run("--run", str(tmp_path / "r"), "--out", str(tmp_path / "o"), "--data", str(tmp_path / "absent"))
     assert (code, line.count("\n")) == (1, 1)
     assert f"train_clip.py: error: {tmp_path / 'absent'}: " in line
-    for flag, value, wanted in (
-        ("--coarse", "1.2", "0 to 1"),
-        ("--width", "32", "a multiple of 64, the width of its heads"),
-        ("--text_width", "100", "a multiple of 32, the width of its heads"),
-    ):
-        code, _, line = run("--out", str(tmp_path / "o"), "--data", str(tmp_path), flag, value)
-        assert code == 2
-        assert line == f"train_clip.py: error: {flag} {value}: must be {wanted} (see train_clip.py --help)\n"
+    code, _, line = run("--out", str(tmp_path / "o"), "--data", str(tmp_path), "--coarse", "1.2")
+    assert (code, line) == (2, "train_clip.py: error: --coarse 1.2: must be 0 to 1 (see train_clip.py --help)\n")
 
 
 def test_shipped_model_sees_a_uniform():

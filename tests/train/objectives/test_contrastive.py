@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
+from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.train.losses import contrastive_loss
 from multimodal.train.objectives.contrastive import Contrastive, Pairs
+from multimodal.train.objectives.contrastive_model import ContrastiveModelSettings
 from tests.helpers.data.contrast import EXACT, Plain, gradient, matching_loss, noise
 from tests.helpers.tiny import CLIPS, VOCABULARY
 
@@ -145,3 +147,9 @@ def test_unequal_counts_need_to_say_what_fits():
     objective, batch = Contrastive(tiny("softmax")), pairs(4)
     with pytest.raises(ValueError, match="concepts and terms are needed for 4 images and 3 texts"):
         objective.backward(Plain(objective), [batch._replace(ids=batch.ids[:3], valid=None)])
+
+
+@pytest.mark.parametrize(("name", "width", "head"), [("width", 32, 64), ("width", 100, 64), ("text_width", 100, 32)])
+def test_a_width_that_its_heads_do_not_divide_is_refused(name, width, head):
+    with pytest.raises(UsageError, match=f"{name} {width}: must be a multiple of {head}, the width of its heads"):
+        ContrastiveModelSettings(**{name: width})
