@@ -15,6 +15,7 @@ labelled images (sequence-level distillation, Kim and Rush 2016).
 Images from tars are written beside them, others are named by their absolute path (train with `--trust_paths`).
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from multimodal.data.datasets.class_names import VAGUE, Concept, class_names, ev
 from multimodal.data.loader import generator
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Sample, Source, open_source
-from multimodal.errors import MultimodalError, UsageError
+from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.system.files import read_json
 from multimodal.tasks.caption.caption import Captioner
 from multimodal.train import log, start
@@ -57,10 +58,11 @@ def with_article(name: str) -> str:
 
 
 def placed(sample: Sample, folder: Path) -> Path:
-    """The image's own file, or one written from its bytes."""
+    """The image's own file, or one written from its bytes, of which the name tells it from others of the same name."""
     if isinstance(sample.media, Path):
         return sample.media.resolve()
-    path = folder / Path(sample.name.rpartition("!")[2]).name
+    name = Path(sample.name.rpartition("!")[2])
+    path = folder / f"{name.stem}-{hashlib.sha256(sample.media).hexdigest()[:16]}{name.suffix}"
     path.write_bytes(sample.media)
     return Path(folder.name) / path.name
 
@@ -109,7 +111,25 @@ def yes_no(path: Path, label: str, names: Mapping[str, Concept], random: torch.G
         yield question(chosen(QUESTIONS["true"], random).format(with_article(term)), [answer], "yes or no", image=path)
 
 
+def checked_names(source: Source, keys: list[int], s: ImageQuestions) -> dict[str, Concept]:
+    """Names of the classes. Raises UsageError or DataError where questions about an item could not be made."""
+    names = class_names(s.classes, s.labelled)
+    if len(names) < 2:
+        raise UsageError(f"expected two classes or more, got {', '.join(names) or 'none'}", argument="classes")
+    for label, place in {row.label: row.place for row in map(source.row, keys) if not row.fault}.items():
+        if label not in names:
+            raise DataError(f"{place}: expected a label that --classes names, got {label!r}")
+        own, others = names[label].terms(), (concept for other, concept in names.items() if other != label)
+        if all(term.lower() in own for concept in others for term in seen_terms(concept)):
+            raise UsageError(f"expected a class with a term that {label!r} lacks, got none", argument="classes")
+    return names
+
+
 def main(s: ImageQuestions) -> None:
+    if s.labelled:
+        source = open_source(s.labelled, trust=s.trust)
+        keys = evenly(range(len(source)), s.limit) if s.limit else list(range(len(source)))
+        names = checked_names(source, keys, s)
     (s.folder / "images").mkdir(parents=True, exist_ok=True)
     made = {}
     paths: list[Path] = []  # what the captioner describes
@@ -117,10 +137,6 @@ def main(s: ImageQuestions) -> None:
         made["captions"] = list(captions(open_source(s.captioned, trust=s.trust), s))
         paths += [Path(row["messages"][0]["content"][0]["path"]) for row in made["captions"]]
     if s.labelled:
-        source, names = open_source(s.labelled, trust=s.trust), class_names(s.classes, s.labelled)
-        if len(names) < 2:
-            raise UsageError(f"expected two classes or more, got {', '.join(names) or 'none'}", argument="classes")
-        keys = evenly(range(len(source)), s.limit) if s.limit else list(range(len(source)))
         items = list(labelled(source, keys, s))
         made["classes"] = (
             question(

@@ -21,7 +21,8 @@ import tyro
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.manifests import read_text
 from multimodal.data.remote.trust import Trust
-from multimodal.data.sources import open_source
+from multimodal.data.sources import SourceRow, duration_of, open_source
+from multimodal.errors import DataError, UsageError
 from multimodal.train import log, start
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "cs": "Czech"}
@@ -31,11 +32,17 @@ TRANSCRIBE, WHICH, TRANSLATE = "Transcribe the recording.", "Which language is s
 @dataclass(frozen=True)
 class SpeechQuestions:
     out: tyro.conf.Positional[Path]  # JSON lines
-    data: tuple[str, ...] = ()  # manifests of recordings with their texts
+    data: tuple[str, ...]  # manifests of recordings with their texts
     english: Path | None = None  # sentences, one per line
     german: Path | None = None  # their translations
     longest: float = 12.0  # s, of a recording
     trust: Trust = Trust()
+
+    def __post_init__(self):
+        if not self.data:
+            raise UsageError("expected a manifest or more", argument="data")
+        if (self.english is None) != (self.german is None):
+            raise UsageError("needs --german, and --german needs english", argument="english")
 
 
 def plain(text: str) -> str:
@@ -47,7 +54,19 @@ def translations(s: SpeechQuestions) -> dict[str, str]:
     if s.english is None or s.german is None:
         return {}
     lines = [[" ".join(line.split()) for line in read_text(path).splitlines()] for path in (s.english, s.german)]
+    english, german = map(len, lines)
+    if english != german:
+        raise DataError(f"{s.german}: expected {english} lines as in {s.english} (got {german})")
     return {en.replace("’", "'"): de for en, de in zip(*lines, strict=True) if en and de}
+
+
+def check(line: SourceRow) -> None:
+    """Raise DataError for a line that is no recording with a text in a known language."""
+    language = line.fields.get("language")
+    if not isinstance(line.media, str) or not line.texts:
+        raise DataError(f"{line.place}: expected a line of a manifest with its text")
+    if language is not None and language not in LANGUAGES:
+        raise DataError(f"{line.place}: expected a language among {', '.join(LANGUAGES)}, got {language!r}")
 
 
 def questions(s: SpeechQuestions) -> Iterator[dict[str, Any]]:
@@ -56,10 +75,11 @@ def questions(s: SpeechQuestions) -> Iterator[dict[str, Any]]:
         source = open_source(data, trust=s.trust)
         for key in range(len(source)):
             line = source.row(key)
-            if line.fault or float(line.fields.get("duration", 0)) > s.longest:
+            if line.fault or duration_of(line.fields) > s.longest:
                 continue
+            check(line)
             path, text, language = str(Path(line.media).resolve()), line.texts[0], line.fields.get("language")
-            name = Path(data).parent.name if language is None else "synthetic English"
+            name = Path(data).absolute().parent.name if language is None else "synthetic English"
             if language in (None, "en"):
                 asked = question(TRANSCRIBE, [plain(text)], f"transcribe {name}", "wer", audio=path)
                 yield asked | {"language": "en"}
@@ -70,7 +90,8 @@ def questions(s: SpeechQuestions) -> Iterator[dict[str, Any]]:
 
 
 def main(s: SpeechQuestions) -> None:
-    log.info("%s: %d questions", s.out, write_chats(s.out, questions(s)))
+    rows = list(questions(s))  # before anything is written
+    log.info("%s: %d questions", s.out, write_chats(s.out, rows))
 
 
 if __name__ == "__main__":

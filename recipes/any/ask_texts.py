@@ -20,10 +20,10 @@ import tyro
 
 from multimodal.data.datasets.captions import tidy, unlike
 from multimodal.data.datasets.chats import question, write_chats
-from multimodal.data.manifests import read_text
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import open_source
 from multimodal.train import log, start
+from multimodal.train.objectives.text.translation import read_parallel
 
 LANGUAGES = {"en": "English", "de": "German", "fr": "French", "cs": "Czech"}
 
@@ -40,7 +40,7 @@ class TextQuestions:
 
 
 def questions(s: TextQuestions) -> Iterator[dict[str, Any]]:
-    lines = {code: read_text(Path(f"{s.texts}.{code}.gz")).splitlines() for code in LANGUAGES}
+    lines = read_parallel(s.texts, list(LANGUAGES))
     held = [text for data in s.without for r in _rows(data, s.trust) for text in r.texts]
     fine = unlike(lines["en"], held)
     usable = [i for i, text in enumerate(lines["en"]) if fine[i] and 0 < len(text.split()) <= s.most_words]

@@ -1,7 +1,9 @@
 """The any-to-text recipes: questions made of small sets, a model that learns them, and runs that resume."""
 
+import io
 import json
 import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import multimodal
 from multimodal import Asker, load
 from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.chats import open_chats, question, write_chats
+from multimodal.errors import UsageError
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tasks.evaluate.text.answers import evaluate_answers
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
@@ -157,6 +160,86 @@ def test_questions_about_images_are_true_or_not(load_recipe, tmp_path):
         assert row["answers"] == ["yes" if true else "no"]
     classes = [json.loads(line)["answers"] for line in (tmp_path / "q" / "classes.jsonl").read_text().splitlines()]
     assert ["a ship", "a vessel"] in classes
+
+
+def test_images_of_tars_with_the_same_names_are_all_kept(load_recipe, tmp_path):
+    for number, name in enumerate(("cat", "ship")):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as file:
+            stored = io.BytesIO()
+            Image.new("RGB", (8, 8), COLOURS[number]).save(stored, "png")
+            for ending, data in (("png", stored.getvalue()), ("cls", name.encode())):
+                member = tarfile.TarInfo(f"000000.{ending}")
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+    (tmp_path / "names.jsonl").write_text("".join(f'{{"id": "{n}", "names": ["{n}"]}}\n' for n in ("cat", "ship")))
+    args = [str(tmp_path / "q"), "--labelled", f"{tmp_path}/?.tar", "--classes", str(tmp_path / "names.jsonl")]
+    start(load_recipe("ask_images").main, args)
+    rows = [json.loads(line) for line in (tmp_path / "q" / "classes.jsonl").read_text().splitlines()]
+    paths = {row["answers"][0]: tmp_path / "q" / row["messages"][0]["content"][0]["path"] for row in rows}
+    shown = {answer: Image.open(path).convert("RGB").getpixel((0, 0)) for answer, path in paths.items()}
+    assert shown == {"a cat": (255, 0, 0), "a ship": (0, 0, 255)}
+
+
+def lines(file: Path, *rows: dict) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.mark.parametrize(("rows", "line"), [
+    ([{"id": "cat", "names": ["cat"]}, {"id": "dog", "names": ["dog"]}],
+     "0.png: expected a label that --classes names, got 'ship'"),
+    ([{"id": name, "names": ["thing"]} for name in ("cat", "ship")],
+     "--classes expected a class with a term that 'cat' lacks, got none"),
+])  # fmt: skip
+def test_classes_that_questions_cannot_be_made_of_are_named(load_recipe, tmp_path, last_line, rows, line):
+    for name in ("cat", "ship"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red").save(tmp_path / "set" / name / "0.png")
+    args = [str(tmp_path / "q"), "--labelled", str(tmp_path / "set"), "--classes", lines(tmp_path / "c.jsonl", *rows)]
+    assert line in last_line(lambda: start(load_recipe("ask_images").main, args))
+    assert not (tmp_path / "q").exists()
+
+
+def test_speech_is_asked_about(load_recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"audio_filepath": "a.wav", "text": "Hello!", **more} for more in (
+        {"duration": ""}, {"duration": 13}, {"language": "en"}, {"language": "de", "duration": 2})]  # fmt: skip
+    lines(tmp_path / "t.jsonl", *rows)
+    start(load_recipe("ask_speech").main, ["q.jsonl", "--data", "t.jsonl"])
+    asked = [json.loads(line) for line in Path("q.jsonl").read_text().splitlines()]
+    assert [(row["task"], row["answers"]) for row in asked] == [
+        (f"transcribe {tmp_path.name}", ["hello"]), ("transcribe synthetic English", ["hello"]),
+        ("language of speech", ["English"]), ("language of speech", ["German"])]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "more", "line"), [
+    ({"text": "a", "language": "es"}, [], "t.jsonl line 1: expected a language among en, de, fr, cs, got 'es'"),
+    ({}, [], "t.jsonl line 1: expected a line of a manifest with its text"),
+    ({"text": "a"}, ["--english", "en.txt", "--german", "de.txt"],
+     "de.txt: expected 2 lines as in en.txt (got 1)"),
+])  # fmt: skip
+def test_speech_that_cannot_be_asked_about_is_named(load_recipe, tmp_path, monkeypatch, last_line, row, more, line):
+    monkeypatch.chdir(tmp_path)
+    Path("en.txt").write_text("a\nb\n")
+    Path("de.txt").write_text("a\n")
+    lines(tmp_path / "t.jsonl", {"audio_filepath": "a.wav", **row})
+    assert line in last_line(lambda: start(load_recipe("ask_speech").main, ["q.jsonl", "--data", "t.jsonl", *more]))
+    assert not Path("q.jsonl").exists()
+
+
+def test_settings_of_speech_questions_are_checked(load_recipe):
+    recipe = load_recipe("ask_speech")
+    with pytest.raises(UsageError, match="data expected a manifest or more"):
+        recipe.SpeechQuestions(Path("q.jsonl"), ())
+    with pytest.raises(UsageError, match="english needs --german"):
+        recipe.SpeechQuestions(Path("q.jsonl"), ("t.jsonl",), Path("en.txt"))
+
+
+def test_texts_of_different_lengths_are_named(load_recipe, tmp_path, last_line):
+    for code, count in (("en", 2), ("de", 2), ("fr", 1), ("cs", 2)):
+        (tmp_path / f"t.{code}").write_text("a dog runs\n" * count)
+    args = [str(tmp_path / "q.jsonl"), "--texts", str(tmp_path / "t")]
+    assert "t.fr: 1 lines, where en has 2" in last_line(lambda: start(load_recipe("ask_texts").main, args))
 
 
 @pytest.mark.ci
