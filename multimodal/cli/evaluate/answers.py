@@ -74,7 +74,7 @@ def run(options: Namespace) -> int:
     try:
         return print_figures(options, checkpoint.source, evaluate)
     finally:  # also of the sets before one that was interrupted
-        if output is not None:
+        if output is not None and written:
             write_chats(output, written)
 
 
