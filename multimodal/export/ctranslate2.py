@@ -69,6 +69,8 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
 
         def _load(self) -> Any:
             spec = super()._load()
+            if getattr(spec.config, "unk_token", "") is None:  # which the library does not read
+                spec.config.unk_token = ""  # as the converter itself writes for Llama
             if isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal:
                 _set_scaling(spec.decoder.layer, checkpoint.model.config)
             return spec

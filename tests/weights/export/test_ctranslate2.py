@@ -70,6 +70,28 @@ def test_a_window_is_told_and_texts_beyond_it_are_those_of_transformers(family, 
     assert found == ids[0, 6:].tolist()
 
 
+@torch.no_grad()
+def test_a_vocabulary_without_an_unknown_token_is_exported(tmp_path):
+    import tokenizers
+    import transformers
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*letters, "<s>", "</s>"])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=32, vocab_size=len(vocab),
+                                     bos_token_id=256, eos_token_id=257)  # fmt: skip
+    model = randomized(transformers.GPT2LMHeadModel(config))
+    for one in (model, own):
+        one.save_pretrained(tmp_path / "hf")
+    export(tmp_path / "hf", tmp_path / "out", to="ctranslate2")
+    ids = own("the dog", add_special_tokens=False)["input_ids"]
+    found = np.array(ctranslate2.Generator(str(tmp_path / "out")).forward_batch([ids]))
+    assert torch.allclose(torch.from_numpy(found), model(torch.tensor([ids])).logits, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("family", "options", "cause"),
     [
