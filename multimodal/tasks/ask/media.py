@@ -155,6 +155,8 @@ class MediaEncoder:
         for frame in frames(part.value, self.video):
             self._check_count(-(-(len(read) + 1) // FEWER))
             read.append(frame)
+        if record.tiling is not None and record.tiling.video is not None:
+            record = record.replace(mean=record.tiling.video[0], std=record.tiling.video[1])
         pixels = torch.stack([preprocess(one.image, record) for one in read])
         return Medium("video", pixels, None, None, tuple(x.image for x in read), tuple(x.time for x in read))
 

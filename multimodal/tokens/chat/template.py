@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.tokens.chat.messages import Message
 from multimodal.tokens.chat.sandbox import compiled
 from multimodal.tokens.text.tokenizer import MARK
@@ -26,8 +26,8 @@ def render(
 
     `control`: names of control tokens. `variables`: what the template reads beside the messages, such as `bos_token`.
     Parts that are no text are rendered by the template as their marker. `parts`: contents that are text alone are lists
-    of parts too. Raises CheckpointError for a template that is
-    no Jinja, reads attributes that the sandbox forbids, raises, or does not end soon."""
+    of parts too. Raises CheckpointError for a template that is no Jinja, reads attributes that the sandbox forbids,
+    raises, or does not end soon."""
     from jinja2.exceptions import TemplateError
 
     names = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True)))) if control else None
@@ -37,10 +37,10 @@ def render(
         with _bounded():
             text = made.render(messages=plain, add_generation_prompt=True, tools=None, **(variables or {}))
     except TemplateError as error:
-        raise CheckpointError(f"{where}: {' '.join(str(error).split())[:200]}") from None
+        raise CheckpointError(f"{where}: {one_line(error, 200)}") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError, MemoryError,
             SyntaxError) as error:  # fmt: skip
-        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        cause = f"{type(error).__name__}: {one_line(error, 160)}"
         raise CheckpointError(f"{where}: cannot be rendered ({cause})") from None
     return text
 

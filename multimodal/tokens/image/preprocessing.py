@@ -44,12 +44,14 @@ class Tiling:
 
     `fit` (LLaVA-OneVision): the aspect is kept in the best of `sizes` (height, width), padded with black; the overview
     comes first. At most about `most` tiles' patches are kept. `split` (Idefics3): the longest edge becomes `longest`,
-    then both edges whole tiles; the overview comes last."""
+    then both edges whole tiles; the overview comes last. `video`: mean and standard deviation of a video's frames,
+    which have no tiles, where they are not those of images."""
 
     division: Division
     sizes: tuple[tuple[int, int], ...] = ()
     most: int = 9
     longest: int = 0
+    video: tuple[tuple[float, float, float], tuple[float, float, float]] | None = None
 
     def __post_init__(self) -> None:
         good = {
@@ -58,6 +60,7 @@ class Tiling:
             and all(min(size) > 0 and math.prod(size) <= MOST_PIXELS for size in self.sizes),
             "most": self.most > 0,
             "longest": 0 <= self.longest <= MOST_EDGE and bool(self.longest) == (self.division == "split"),
+            "video": self.video is None or all(value > 0 for value in self.video[1]),
         }
         for key, usable in good.items():
             if not usable:

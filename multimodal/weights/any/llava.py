@@ -4,6 +4,7 @@ Traps: the image's state is that after a block, without the tower's last norm, w
 leaves `vision_model.` out of the tower's names. Sizes of the decoder that are its configuration's defaults are not in
 the files."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,18 +109,21 @@ def preprocessing(folder: Path | None, config: dict[str, Any], several: bool) ->
     made = image_processor.preprocessing_of(path, record, "LlavaOnevision")
     tiling = Tiling("fit", tuple((height, width) for height, width in pins), int(kind.removeprefix("anyres_max_")))
     if (video := image_processor.video_record(folder)) is not None:
-        _check_video(*video, made)
+        own = _of_videos(*video, made)
+        tiling = replace(tiling, video=None if own == made else (own.mean, own.std))
     return made.replace(tiling=tiling)
 
 
-def _check_video(path: Path, record: dict[str, Any], image: Preprocessing) -> None:
-    """Raise CheckpointError for a video in other pixels than images. Older records name an image processor."""
+def _of_videos(path: Path, record: dict[str, Any], image: Preprocessing) -> Preprocessing:
+    """Preprocessing of frames. Older records name an image processor. Raises CheckpointError for other steps than those
+    of images."""
     name = record.get("video_processor_type") or record.get("image_processor_type") or VIDEO
     if name not in (VIDEO, "LlavaOnevisionImageProcessor"):
         raise CheckpointError(f"{path}: video processor {shown(name)} is not supported")
     own = image_processor.preprocessing_of(path, record | {"image_processor_type": None}, "LlavaOnevision")
-    if own != image:
-        raise CheckpointError(f"{path}: videos in other pixels than images are not supported ({shown(own)})")
+    if own != image.replace(mean=own.mean, std=own.std):
+        raise CheckpointError(f"{path}: videos in other steps than images are not supported ({shown(own)})")
+    return own
 
 
 def _family(name: str, several: bool, place: str) -> Family:

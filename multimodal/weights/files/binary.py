@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.system import memory
 
 MOST_AXES = 8
@@ -66,4 +66,4 @@ def binary_reader(path: Path, kind: str) -> Iterator[BinaryReader]:
         except (ValueError, RuntimeError, OSError) as error:
             if cause := memory.out_of_memory(error):
                 raise CheckpointError(f"{path}: {cause}") from None
-            raise CheckpointError(f"{path}: {kind}, {' '.join(str(error).split())[:200]}") from None
+            raise CheckpointError(f"{path}: {kind}, {one_line(error, 200)}") from None

@@ -32,7 +32,7 @@ def read_nemo(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise CheckpointError(f"{path}: has no {WEIGHTS}")
             tensors = read_member(archive.extractfile(weights), weights.size, path)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise CheckpointError(f"{path}: a damaged tar archive ({' '.join(str(error).split())[:100]})") from None
+        raise CheckpointError(f"{path}: a damaged tar archive ({one_line(error, 100)})") from None
     return tensors, config | {"sentencepiece": tokenizer, "tokenizer_files": files}
 
 

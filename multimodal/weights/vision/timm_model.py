@@ -10,7 +10,7 @@ from torch import nn
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.positions import GridRotary
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, one_line
 from multimodal.models.vit import STEM_STRIDES, ViTConfig
 from multimodal.system.files import shown
 
@@ -41,7 +41,7 @@ def timm_built(architecture: str, **options: Any) -> nn.Module:
         with torch.device("meta"):
             return timm.create_model(architecture, pretrained=False, **options)
     except Exception as error:  # timm raises RuntimeError, TypeError, ValueError and AssertionError
-        raise CheckpointError(f"timm cannot build {architecture!r} ({' '.join(str(error).split())})") from None
+        raise CheckpointError(f"timm cannot build {architecture!r} ({one_line(error)})") from None
 
 
 def plain(model: nn.Module, architecture: str) -> nn.Module:

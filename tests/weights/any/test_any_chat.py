@@ -139,17 +139,20 @@ def test_frames_of_a_video_are_those_of_the_references_video_processor(tmp_path)
     folder = saved("LLaVA-OneVision", tmp_path, model, made)
     path, config = tmp_path / "a.mp4", tmp_path / "video_preprocessor_config.json"
     path.write_bytes(video(list(numbered(3))))
-    made.video_processor.save_pretrained(folder)
-    with pytest.raises(CheckpointError, match="videos in other pixels than images"):
-        load(folder)
-    config.write_text(json.dumps(made.image_processor.to_dict() | {"video_processor_type": "OtherVideoProcessor"}))
-    with pytest.raises(CheckpointError, match="video processor 'OtherVideoProcessor' is not supported"):
-        load(folder)
-    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    config.write_text(json.dumps(made.video_processor.to_dict() | half))
-    asker = Asker(folder, compute_type="float32")
-    medium = asker.writer.media.read(MessagePart("video", path), False)
-    assert medium.shown[0].width != medium.shown[0].height
-    given = np.stack([np.asarray(image) for image in medium.shown])
-    expected = made.video_processor([given], return_tensors="pt", **half)["pixel_values_videos"][0]
-    assert (medium.tensors - expected).abs().max() <= 1.01 * 2 / 255
+    own = made.video_processor.to_dict()
+    for wrong, cause in (
+        ({"video_processor_type": "OtherVideoProcessor"}, "video processor 'OtherVideoProcessor' is not supported"),
+        ({"size": {"height": 7, "width": 7}}, "videos in other steps than images are not supported"),
+    ):
+        config.write_text(json.dumps(own | wrong))
+        with pytest.raises(CheckpointError, match=cause):
+            load(folder)
+    for deviation in (0.5, 0.25):  # that of the images, and another
+        chosen = {"image_mean": [0.5] * 3, "image_std": [deviation] * 3}
+        config.write_text(json.dumps(own | chosen))
+        asker = Asker(folder, compute_type="float32")
+        medium = asker.writer.media.read(MessagePart("video", path), False)
+        assert medium.shown[0].width != medium.shown[0].height
+        given = np.stack([np.asarray(image) for image in medium.shown])
+        expected = made.video_processor([given], return_tensors="pt", **chosen)["pixel_values_videos"][0]
+        assert (medium.tensors - expected).abs().max() <= 1.01 / 255 / deviation

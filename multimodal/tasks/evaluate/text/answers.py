@@ -11,7 +11,7 @@ from typing import Any
 
 from multimodal.data.datasets.captions import words
 from multimodal.data.sources import Source
-from multimodal.errors import DataError, MultimodalError
+from multimodal.errors import DataError, MultimodalError, one_line
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tasks.evaluate.scores import bleu, error_rates, normalizer, normalizer_name
@@ -126,7 +126,7 @@ def evaluate_answers(
     for key, messages, answers in zip(keys, conversations, found, strict=True):
         row = source.row(key)
         if isinstance(answers, MultimodalError):
-            broken.append(f"{row.place}: {' '.join(str(answers).split())}")
+            broken.append(f"{row.place}: {one_line(answers)}")
         else:
             task, metric = row.fields.get("task", "questions"), row.fields.get("metric", "exact")
             loss = asker.loss(messages, row.texts[0]) if metric == "perplexity" else None

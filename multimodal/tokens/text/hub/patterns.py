@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from multimodal.errors import CheckpointError, MultimodalError
+from multimodal.errors import CheckpointError, MultimodalError, one_line
 from multimodal.system.files import shown
 
 MOST_PATTERN = 2000  # characters; the longest in use have about 400
@@ -183,7 +183,7 @@ def no_panic(what: str, error: type[MultimodalError]) -> Iterator[None]:
     except BaseException as panic:
         if type(panic).__name__ != "PanicException":
             raise
-        raise error(f"{what}: the tokenizers library failed ({' '.join(str(panic).split())[:80]})") from None
+        raise error(f"{what}: the tokenizers library failed ({one_line(panic, 80)})") from None
     finally:
         with _lock:
             _quiet["users"] -= 1

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multimodal.errors import CheckpointError, TextError
+from multimodal.errors import CheckpointError, TextError, one_line
 from multimodal.system.files import read_json
 from multimodal.tokens.text.chunks import BackendChunkCache, encode_whole
 from multimodal.tokens.text.hub.patterns import check_growth, check_pattern, check_time, no_panic, patterns_of
@@ -251,7 +251,7 @@ def _backend(pipeline: dict[str, Any]) -> "tokenizers.Tokenizer":
     except CheckpointError:
         raise
     except Exception as error:  # the library raises plain Exceptions
-        raise CheckpointError(f"not a file of the tokenizers library ({' '.join(str(error).split())[:120]})") from None
+        raise CheckpointError(f"not a file of the tokenizers library ({one_line(error, 120)})") from None
     backend.encode_special_tokens = True
     model = pipeline["model"]
     if '"ByteLevel"' in json.dumps([pipeline.get("pre_tokenizer"), pipeline.get("normalizer")]):
