@@ -16,7 +16,7 @@ Images from tars are written beside them, others are named by their absolute pat
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,21 @@ def chosen(options: list[str], random: torch.Generator) -> str:
     return options[int(torch.randint(len(options), (), generator=random))]
 
 
+def readable(source: Source, keys: Iterable[int]) -> Iterator[tuple[int, Sample]]:
+    """Samples by key; broken ones are told and left out."""
+    for key in keys:
+        try:
+            yield key, source.read(key)
+        except DataError as error:
+            log.warning("%s", error)
+
+
 def captions(source: Source, s: ImageQuestions) -> Iterator[dict[str, Any]]:
-    for key in range(len(source)):
-        sample, random = source.read(key), generator(s.seed, "captions", key)
+    for key, sample in readable(source, range(len(source))):
+        random = generator(s.seed, "captions", key)
+        if not sample.texts:
+            log.warning("%s: no caption", sample.name)
+            continue
         path = placed(sample, s.folder / "images")
         answers = [tidy(text) for text in sample.texts]
         yield question(chosen(QUESTIONS["describe"], random), answers, "captions", "cider", image=path)
@@ -93,8 +105,7 @@ def described(paths: list[Path], s: ImageQuestions) -> Iterator[dict[str, Any]]:
 
 
 def labelled(source: Source, keys: list[int], s: ImageQuestions) -> Iterator[tuple[Path, str, torch.Generator]]:
-    for key in keys:
-        sample = source.read(key)
+    for key, sample in readable(source, keys):
         yield placed(sample, s.folder / "images"), sample.label, generator(s.seed, "classes", key)
 
 
@@ -135,6 +146,8 @@ def main(s: ImageQuestions) -> None:
     paths: list[Path] = []  # what the captioner describes
     if s.captioned:
         made["captions"] = list(captions(open_source(s.captioned, trust=s.trust), s))
+        if not made["captions"]:
+            raise DataError(f"{', '.join(s.captioned)}: no image with a caption")
         paths += [Path(row["messages"][0]["content"][0]["path"]) for row in made["captions"]]
     if s.labelled:
         items = list(labelled(source, keys, s))

@@ -51,6 +51,8 @@ def test_what_is_written_is_read(tmp_path):
         ({"messages": [{"role": "assistant", "content": "a"}]}, "the one before the answer must be the user's"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "path": "../b.png"}]}], "answers": ["a"]},
          "a path outside of the folder of the list"),
+        ({"messages": [ASKED], "answers": ["a"], "task": ["x"]}, r"task: expected text, got \['x'\]"),
+        ({"messages": [ASKED], "answers": ["a"], "metric": 3}, "metric: expected text, got 3"),
     ],
 )  # fmt: skip
 def test_a_broken_line_is_named_and_the_others_are_read(tmp_path, row, cause):

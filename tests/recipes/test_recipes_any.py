@@ -200,6 +200,20 @@ def test_classes_that_questions_cannot_be_made_of_are_named(load_recipe, tmp_pat
     assert not (tmp_path / "q").exists()
 
 
+def test_images_without_captions_are_left_out(load_recipe, tmp_path, monkeypatch, last_line, caplog):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"file_name": "a.png", "captions": ["A dog."]}, {"file_name": "a.png", "captions": []}, {"captions": ["b"]}]
+    Image.new("RGB", (8, 8)).save("a.png")
+    args = ["q", "--captioned", lines(Path("c.jsonl"), *rows)]
+    start(load_recipe("ask_images").main, args)
+    asked = [json.loads(line) for line in Path("q/captions.jsonl").read_text().splitlines()]
+    assert [row["answers"] for row in asked] == [["A dog"]]
+    assert "c.jsonl line 2" in caplog.text
+    assert "c.jsonl line 3" in caplog.text
+    lines(Path("c.jsonl"), *rows[1:])
+    assert "c.jsonl: no image with a caption" in last_line(lambda: start(load_recipe("ask_images").main, args))
+
+
 def test_speech_is_asked_about(load_recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"audio_filepath": "a.wav", "text": "Hello!", **more} for more in (

@@ -16,6 +16,7 @@ from multimodal.data.manifests import Line, read_list
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import PackedRows, Source, SourceRow, joined
 from multimodal.errors import DataError, MultimodalError, UsageError, one_line
+from multimodal.system.files import shown
 from multimodal.system.outputs import opened_output
 from multimodal.tokens.chat.messages import SOURCES, read_messages
 
@@ -44,6 +45,8 @@ def _row(line: Line, base: str, trust: Trust) -> SourceRow:
     except MultimodalError as error:
         return SourceRow("", fault=one_line(error), place=line.number)
     given = {name: line.values[name] for name in FIELDS if line.values.get(name) is not None}
+    if odd := [name for name, value in given.items() if not isinstance(value, str)]:
+        return SourceRow("", fault=f"{odd[0]}: expected text, got {shown(given[odd[0]])}", place=line.number)
     fields = {"messages": messages} | given
     return SourceRow("", "", None, answers, fields, place=line.number)
 
