@@ -13,6 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
+from multimodal.data.batching import zeros_of_batch
 from multimodal.data.datasets.class_names import evenly
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
@@ -92,7 +93,7 @@ def stacked_images(images: Sequence[UInt8[Tensor, "_ _ 3"]]) -> tuple[UInt8[Tens
     """Images of any size in one tensor, padded at the right and below, and their heights and widths."""
     sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.long).view(-1, 2)
     most = [max((image.shape[axis] for image in images), default=1) for axis in (0, 1)]
-    made = torch.zeros(len(images), *most, 3, dtype=torch.uint8)
+    made = zeros_of_batch(len(images), *most, 3, dtype=torch.uint8)
     for place, image in zip(made, images, strict=True):
         place[: image.shape[0], : image.shape[1]] = image
     return made, sizes

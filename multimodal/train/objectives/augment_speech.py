@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multimodal.data.batching import pad_text, padded_frames
+from multimodal.data.batching import pad_text, padded_frames, zeros_of_batch
 from multimodal.data.datasets.speech import SpeechFrames
 from multimodal.errors import DataError, demand
 from multimodal.tokens.audio.log_mel import BANK_FLOOR, BANK_MEAN, BANK_SCALE, RATE, mel_edges, spec_augment
@@ -117,7 +117,7 @@ def collate(items: Sequence[tuple[Float[Tensor, "_ M"], list[int]]]) -> SpeechBa
 def stacked(rows: Sequence[Float[Tensor, "_ M"]]) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:
     """Pad rows of frames with zeros; return them and their lengths."""
     lengths = torch.tensor([len(row) for row in rows])
-    features = torch.zeros(len(rows), padded_frames(int(lengths.max())), rows[0].shape[1])
+    features = zeros_of_batch(len(rows), padded_frames(int(lengths.max())), rows[0].shape[1])
     for place, row in zip(features, rows, strict=True):
         place[: len(row)] = row
     return features, lengths

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from multimodal.blocks.stack import transformer
+from multimodal.data.batching import stacked_batch
 from multimodal.data.datasets.class_names import CaptionSampler
 from multimodal.data.datasets.images import DRAWS, augment, softened
 from multimodal.data.loader import Deferred
@@ -115,7 +116,7 @@ class CollateContrastive:
         items = sorted(items, key=lambda item: item.pixels.shape[-1])
         sides = sorted({item.pixels.shape[-1] for item in items})
         alike = [[item for item in items if item.pixels.shape[-1] == side] for side in sides]
-        images = [torch.stack([item.pixels for item in group]) for group in alike]
+        images = [stacked_batch([item.pixels for item in group]) for group in alike]
         draws = [torch.stack([item.draws for item in group]) for group in alike]
         soft = [softened(own, self.coarse) for own in draws]
         wrong = [item.wrong for item in items if item.wrong is not None]

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from multimodal.data.batching import Pinnable, pad_rows, pad_text
+from multimodal.data.batching import Pinnable, pad_rows, pad_text, stacked_batch
 from multimodal.data.datasets.speech_windows import NOISES, WindowFrames, noise
 from multimodal.models.whisper import Whisper
 from multimodal.tokens.audio.log_mel import HOP, log_mel, spec_augment
@@ -199,7 +199,7 @@ def collate(windows: list[TrainingWindow]) -> MultitaskBatch:
     letters = pad_text([window.letters for window in windows], multiple=1)
     source = torch.tensor([at for _, at in rows])
     return MultitaskBatch(
-        torch.stack([w.mel for w in windows]), ids, targets, source, letters.ids, letters.lengths.tolist()
+        stacked_batch([w.mel for w in windows]), ids, targets, source, letters.ids, letters.lengths.tolist()
     )
 
 
