@@ -9,19 +9,22 @@ from multimodal.system.records import from_record
 OF_ONE = ("name", "summary", "figures", "command", "training_note", "storage")  # facts of one checkpoint alone
 
 
-# of a generation_config.json, what changes the text of a search without sampling, with the values that do not
+# of a generation_config.json, what changes the text of a search without sampling, with the values that do not; the two
+# of OLD do not change transformers' search, but ours, and stand in an older config.json without being asked for
 SEARCH = {
-    "num_beams": (1,), "length_penalty": (1.0,), "early_stopping": (False,), "repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,), "max_length": (20,), "max_new_tokens": (),
+    "num_beams": (), "length_penalty": (1.0,), "early_stopping": (False,), "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,), "min_length": (0,), "min_new_tokens": (0,), "max_length": (), "max_new_tokens": (),
     "encoder_repetition_penalty": (1.0,), "encoder_no_repeat_ngram_size": (0,), "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],), "bad_words_ids": ([],), "forced_bos_token_id": (), "forced_eos_token_id": (),
     "sequence_bias": ({},), "exponential_decay_length_penalty": (),
 }  # fmt: skip
+OLD = {"num_beams": (1,), "max_length": (20,)}
 
 
-def searched(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a generation_config.json, or of an older config.json, that change a search."""
-    return {name: told[name] for name, neutral in SEARCH.items() if told.get(name) not in (None, *neutral)}
+def searched(told: Mapping[str, Any], old: bool = False) -> dict[str, Any]:
+    """Settings of a generation_config.json, or of an `old` folder's config.json, that change a search."""
+    known = SEARCH | OLD if old else SEARCH
+    return {name: told[name] for name, neutral in known.items() if told.get(name) not in (None, *neutral)}
 
 
 @dataclass(frozen=True)

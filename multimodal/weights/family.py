@@ -71,9 +71,10 @@ class Family:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             if self.beside:
                 config = ({self.beside: _beside(folder, self.beside)} if folder else {}) | config
-            search: dict[str, Any] = {}
+            asked: dict[str, Any] = {}
             if folder and self.model in SEARCHED:
-                search = optional_json(folder / "generation_config.json") or config
+                search = optional_json(folder / "generation_config.json")
+                asked = searched(search) if search else searched(config, old=True)
                 if (start := search.get("decoder_start_token_id")) is not None:
                     config = config | {"decoder_start_token_id": start}
             config = self.completed(config, tensors)
@@ -88,7 +89,7 @@ class Family:
             if preprocessing is not None:
                 check_size(preprocessing, ours, where, fixed=self.one_size)
             card = {"format": self.name, **self.card(folder, config)}
-            if asked := searched(search):
+            if asked:
                 card["generation"] = asked
             chat = self.chat(folder, tokenizer)
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)

@@ -34,10 +34,11 @@ TAGS, SPANS = "classifier", "qa_outputs"
 MOST_CLASSES = 1_000_000  # whose names are made up from num_labels
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
 FEED = {"intermediate.dense": "feed.up", "output.dense": "feed.down", "output.LayerNorm": "feed_branch.norm"}
+ENCODER = {"is_decoder": False, "add_cross_attention": False}  # of classes that ignore what their files say of it
 SIZES = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072, "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "is_decoder": False, "add_cross_attention": False,
+    "layer_norm_eps": 1e-12, **ENCODER,
 }  # fmt: skip
 
 

@@ -31,15 +31,16 @@ T5 = {
     "layer_norm_epsilon": 1e-6, "feed_forward_proj": "relu", "pad_token_id": 0, "eos_token_id": 1,
     "decoder_start_token_id": None, "n_positions": 512, "tie_word_embeddings": True,
 }  # fmt: skip
-MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu",
-       "scale_decoder_outputs": False}  # fmt: skip
+MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 TRANSLATION = re.compile(r"translation_([a-z]{2})_to_([a-z]{2})")
 PARTS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 TABLE, FIRST_BLOCK = "shared.weight", "block.0.layer.0.SelfAttention.q.weight"
 
 
 def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    return (MT5 if config.get("model_type") == "mt5" else {}) | config
+    if config.get("model_type") != "mt5":
+        return config
+    return MT5 | config | {"scale_decoder_outputs": False}
 
 
 def _encoder(c: dict[str, Any], vocabulary: int) -> TextConfig:

@@ -33,8 +33,8 @@ def _per_block(row: NameRow) -> NameRow:
 
 
 def _complete(c: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """States are scaled before a tied head."""
-    return {"scale_decoder_outputs": c.get("tie_word_embeddings", True)} | c
+    """States are scaled before a tied head, whatever the file says of it."""
+    return c | {"scale_decoder_outputs": c.get("tie_word_embeddings", True)}
 
 
 FAMILY = replace(

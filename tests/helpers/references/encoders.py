@@ -107,6 +107,7 @@ def randomized_once(model: nn.Module) -> nn.Module:
 
 
 OLD = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+IGNORED = {"is_decoder": True}  # by classes without a causal form
 CASES: dict[str, Callable[[], EncoderCase]] = {
     "BERT": _made("bert", "BertForPreTraining", "BertConfig", SIZES),
     "BERT, old names": _made("bert-old", "BertForPreTraining", "BertConfig", SIZES, renamed=OLD),
@@ -123,11 +124,12 @@ CASES: dict[str, Callable[[], EncoderCase]] = {
     "RoBERTa, encoder": _made("roberta-model", "RobertaModel", "RobertaConfig", ROBERTA, segments=False),
     "XLM-RoBERTa": _made("roberta", "XLMRobertaForMaskedLM", "XLMRobertaConfig", ROBERTA, segments=False),
     "ALBERT": _made("albert", "AlbertForPreTraining", "AlbertConfig", NARROW),
-    "ALBERT, masked": _made("albert", "AlbertForMaskedLM", "AlbertConfig", NARROW | {"inner_group_num": 2}),
+    "ALBERT, masked": _made("albert", "AlbertForMaskedLM", "AlbertConfig", NARROW | IGNORED | {"inner_group_num": 2}),
     "ALBERT, classes": _made("albert", "AlbertForSequenceClassification", "AlbertConfig",
                              NARROW | LABELS | {"num_hidden_groups": 3}),
     "ALBERT, encoder": _made("albert-model", "AlbertModel", "AlbertConfig", NARROW | {"embedding_size": 24}),
-    "DistilBERT": _made("distilbert", "DistilBertForMaskedLM", "DistilBertConfig", DISTIL, segments=False),
+    "DistilBERT": _made("distilbert", "DistilBertForMaskedLM", "DistilBertConfig",
+                         DISTIL | IGNORED | {"layer_norm_eps": 1e-3}, segments=False),
     "DistilBERT, classes": _made("distilbert", "DistilBertForSequenceClassification", "DistilBertConfig",
                                  DISTIL | LABELS | {"sinusoidal_pos_embds": True}, segments=False),
     "DistilBERT, encoder": _made("distilbert-model", "DistilBertModel", "DistilBertConfig", DISTIL, segments=False),
@@ -141,11 +143,11 @@ CASES: dict[str, Callable[[], EncoderCase]] = {
                                  MODERN | LABELS | {"norm_bias": True, "classifier_bias": True}, segments=False),
     "ModernBERT, encoder": _made("modernbert-model", "ModernBertModel", "ModernBertConfig",
                                  MODERN | {"attention_bias": True, "mlp_bias": True}, segments=False),
-    "MPNet": _made("mpnet", "MPNetForMaskedLM", "MPNetConfig", ROBERTA, segments=False),
+    "MPNet": _made("mpnet", "MPNetForMaskedLM", "MPNetConfig", ROBERTA | IGNORED, segments=False),
     "MPNet, classes": _made("mpnet", "MPNetForSequenceClassification", "MPNetConfig", ROBERTA | LABELS,
                             segments=False),
     "MPNet, encoder": _made("mpnet-model", "MPNetModel", "MPNetConfig", ROBERTA, segments=False),
-    "DeBERTa": _made("deberta", "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA, segments=False),
+    "DeBERTa": _made("deberta", "DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA | IGNORED, segments=False),
     "DeBERTa, classes": _made("deberta", "DebertaV2ForSequenceClassification", "DebertaV2Config", DEBERTA | LABELS,
                               segments=False),
     "DeBERTa, tags": _made("deberta", "DebertaV2ForTokenClassification", "DebertaV2Config",

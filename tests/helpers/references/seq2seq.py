@@ -82,8 +82,9 @@ CASES: dict[str, Callable[[], Seq2SeqCase]] = {
     "Hugging Face T5": _t5,
     "Hugging Face T5 v1.1": lambda: _t5(gated=True, own_head=True),
     "Hugging Face T5, dense_act_fn": lambda: _t5(gated=True, dense_act_fn="silu"),
-    "Hugging Face mT5": lambda: _t5(prefix="MT5", initializer_factor=0.2),
-    "Hugging Face UMT5": lambda: Seq2SeqCase(umt5.FAMILY, _t5(prefix="UMT5", gated=True).reference),
+    "Hugging Face mT5": lambda: _t5(prefix="MT5", initializer_factor=0.2, scale_decoder_outputs=True),
+    "Hugging Face UMT5": lambda: Seq2SeqCase(
+        umt5.FAMILY, _t5(prefix="UMT5", gated=True, scale_decoder_outputs=False).reference),
     "Hugging Face T5, encoder": _t5_encoder,
     "Hugging Face Switch Transformer": switch_case,
     "Hugging Face BART": lambda: named(bart.FAMILY, "Bart", "BartForConditionalGeneration"),

@@ -17,6 +17,7 @@ from multimodal.tasks.text.detokenize import IncrementalDetokenizer, continuatio
 from multimodal.tasks.text.examples import Demonstration, read_examples, with_examples
 from multimodal.tasks.text.generate import Generator, TextWriter, generate, generate_many
 from multimodal.tasks.text.options import options_for
+from multimodal.tasks.text.translate import asked_of
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer
@@ -84,6 +85,18 @@ def test_what_the_files_of_a_checkpoint_ask_for_is_the_default(name, file, asked
         row = made.reference.generate(ids, attention_mask=torch.ones_like(ids), **theirs)[0, 1:].tolist()
         assert own.text == tokenizer.decode(row[: row.index(0)] if 0 in row else row)
         assert own.tokens == len(row)
+
+
+@pytest.mark.parametrize(("file", "beams", "most"), [("generation_config.json", 1, 19), ("config.json", 5, 100)])
+def test_transformers_defaults_count_where_they_are_asked_for(file, beams, most, tmp_path):
+    """An old config.json lists them all."""
+    made, asked = seq2seq_references.case("Hugging Face BART"), {"num_beams": 1, "max_length": 20, "min_length": 0}
+    (tmp_path / file).write_text(json.dumps(asked))
+    config = made.config | (asked if file == "config.json" else {})
+    checkpoint = made.family.load(made.tensors, config, "file", tmp_path)
+    assert asked_of(checkpoint, {}).beam_size == beams
+    checkpoint = Checkpoint(checkpoint.model, letters(made.config["vocab_size"]), card=checkpoint.card)
+    assert Generator(checkpoint).writer.options.max_new_tokens == most
 
 
 def test_a_value_that_cannot_be_is_refused():

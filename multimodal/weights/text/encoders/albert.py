@@ -28,7 +28,7 @@ BLOCK = {
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does, and for several groups that share layers."""
-    made = bert.encoder_config(config, tensors, prefix, HEAD)
+    made = bert.encoder_config(config | bert.ENCODER, tensors, prefix, HEAD)
     groups, inner, layers = config["num_hidden_groups"], config["inner_group_num"], made.stack.layers
     if groups != 1 and (groups, inner) != (layers, 1):
         raise CheckpointError(f"config.json: {groups} groups of {inner} blocks in {layers} layers are not supported")

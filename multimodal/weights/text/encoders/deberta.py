@@ -55,7 +55,7 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
     if (buckets := config["position_buckets"]) < 2:
         raise CheckpointError(f"config.json: position_buckets {buckets!r} is not supported")
     positions = PositionConfig("disentangled", buckets=buckets, furthest=furthest, table_norm=norm == "layer_norm")
-    made = replace(bert.encoder_config(config, tensors, prefix, bert_hf.HEAD), positions=positions)
+    made = replace(bert.encoder_config(config | bert.ENCODER, tensors, prefix, bert_hf.HEAD), positions=positions)
     own = made.stack.block.attention
     made = changed(made, scale=(3 * own.width // own.heads) ** -0.5)
     act = bert.ACTIVATIONS.get(config["pooler_hidden_act"])

@@ -24,7 +24,8 @@ BLOCK = {
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
     """Raises CheckpointError as BERT's does."""
-    made = bert.encoder_config(config, tensors, prefix, HEAD)
+    fixed = {"layer_norm_eps": 1e-12, **bert.ENCODER}  # whatever the file says
+    made = bert.encoder_config(config | fixed, tensors, prefix, HEAD)
     return bert.with_classes(made, tensors, config, {"pre_classifier": "relu"}, "classifier")
 
 

@@ -6,12 +6,14 @@ all layers. The head has GELU whatever the blocks have."""
 from dataclasses import replace
 from typing import Any
 
+from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.table import NameRow, Tensors, linears, under
 from multimodal.weights.text import bert
 from multimodal.weights.text.encoders import roberta
 
-DEFAULTS = {"vocab_size": 30527, "relative_attention_num_buckets": 32, "pad_token_id": 1}
+BUCKETS = 32
+DEFAULTS = {"vocab_size": 30527, "relative_attention_num_buckets": BUCKETS, "pad_token_id": 1}
 BIAS = "encoder.relative_attention_bias.weight"
 BLOCK = {f"attention.attn.{part}": f"attention.{ours}" for part, ours in
          (("q", "query"), ("k", "key"), ("v", "value"), ("o", "out"))} | bert.FEED | {
@@ -19,10 +21,12 @@ BLOCK = {f"attention.attn.{part}": f"attention.{ours}" for part, ours in
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError as RoBERTa's does."""
-    own = {"pad_token_id": 1, "type_vocab_size": 0}  # whatever pads, positions begin at row 2
+    """Raises CheckpointError as RoBERTa's does, and for another number of buckets than the original's."""
+    if (buckets := config["relative_attention_num_buckets"]) != BUCKETS:
+        raise CheckpointError(f"config.json: relative_attention_num_buckets {buckets!r} is not supported")
+    own = {"pad_token_id": 1, "type_vocab_size": 0, **bert.ENCODER}  # whatever pads, positions begin at row 2
     made = roberta.config_from(config | own, tensors, prefix)
-    return replace(made, distances=PositionConfig("bucket", buckets=config["relative_attention_num_buckets"]))
+    return replace(made, distances=PositionConfig("bucket", buckets=BUCKETS))
 
 
 def rows(config: TextConfig, prefix: str) -> list[NameRow]:
