@@ -116,6 +116,16 @@ def check_steps(path: Path, steps: dict[str, Any], resample: Iterable[int] = RES
             raise CheckpointError(f"{path}: {key} {shown(steps[key])} is not supported")
 
 
+def per_channel(value: Any, key: str) -> tuple[float, float, float]:
+    """Three numbers; one stands for all channels. Raises CheckpointError that names `key`."""
+    numbers = value if isinstance(value, list | tuple) else [value]
+    numbers = [*numbers] * 3 if len(numbers) == 1 else numbers
+    if len(numbers) != 3 or not all(type(number) in (int, float) for number in numbers):
+        raise CheckpointError(f"{key}: expected three numbers (got {shown(value)})")
+    red, green, blue = map(float, numbers)
+    return red, green, blue
+
+
 def _sides(path: Path, key: str, steps: dict[str, Any]) -> dict[str, int]:
     """{"shortest_edge"} or {"height", "width"}; of a crop the latter alone."""
     value, edge = steps[key], key == "size"

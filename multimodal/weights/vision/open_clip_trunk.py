@@ -54,7 +54,8 @@ def _vit(model: dict[str, Any], vision: dict[str, Any]) -> ViTConfig:
         trunk = timm_model(name)
         trunk.reset_classifier(0, **({"global_pool": pool} if pool else {}))
         return vit_config(plain(trunk, name))
-    return replace(vit_config(timm_model(name, num_classes=model["embed_dim"], global_pool=pool)), classes=0)
+    pooled = {} if pool is None else {"global_pool": pool}
+    return replace(vit_config(timm_model(name, num_classes=model["embed_dim"], **pooled)), classes=0)
 
 
 def trunk_rows(prefix: str, layout: vit_timm.TimmNames | None, config: CLIPConfig) -> list[NameRow]:

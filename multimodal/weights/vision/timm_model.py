@@ -37,9 +37,11 @@ def timm_built(architecture: str, **options: Any) -> nn.Module:
     known = {name for kind in kinds for name in inspect.signature(kind).parameters} - {"device", "dtype"}
     if other := options.keys() - known - {"pretrained_cfg"}:
         raise CheckpointError(f"timm's {architecture!r} has no option {shown(min(other))}")
+    name, tag = timm.models.split_model_name_tag(architecture)
+    options = ({"pretrained_cfg": tag} if tag else {}) | options
     try:
-        with torch.device("meta"):
-            return timm.create_model(architecture, pretrained=False, **options)
+        with torch.device("meta"):  # create_model drops options that are None
+            return timm.models.model_entrypoint(name)(pretrained=False, **options)
     except Exception as error:  # timm raises RuntimeError, TypeError, ValueError and AssertionError
         raise CheckpointError(f"timm cannot build {architecture!r} ({one_line(error)})") from None
 
@@ -60,11 +62,17 @@ def _differs(model: nn.Module) -> str:
         return f"class {name}"
     block, patch = model.blocks[0], model.patch_embed
     attention = block.attn
-    if model.global_pool not in POOLS or (getattr(model, "pool_include_prefix", False) and model.global_pool == "avg"):
-        return f"global_pool {model.global_pool!r}, pool_include_prefix True"
+    if model.global_pool not in POOLS:
+        return f"global_pool {model.global_pool!r}"
+    if getattr(model, "pool_include_prefix", False) and model.global_pool == "avg":
+        return "pool_include_prefix True with global_pool 'avg'"
+    if getattr(model, "in_chans", 3) != 3:
+        return f"in_chans {model.in_chans}"
     square = type(patch).__name__ == "PatchEmbed" and patch.patch_size[0] == patch.patch_size[1]
-    if not (square or _conv_stem(patch)) or getattr(model, "in_chans", 3) != 3:
-        return f"{type(patch).__name__}, patch {patch.patch_size} or {model.in_chans} channels"
+    if not (square or _conv_stem(patch)):
+        return f"{type(patch).__name__}, patch {patch.patch_size}"
+    if square and patch.dynamic_img_pad and any(side % patch.patch_size[0] for side in patch.img_size):
+        return f"dynamic_img_pad True with images of {patch.img_size}"
     if attention.proj.bias is None or getattr(attention, "gate", None) is not None:
         return f"proj_bias {attention.proj.bias is not None} or a gate of attention"
     if any(getattr(one.attn, "num_kv_heads", None) not in (None, one.attn.num_heads) for one in model.blocks):
@@ -90,7 +98,7 @@ def vit_config(model: nn.Module) -> ViTConfig:
     distilled = type(model).__name__ == "VisionTransformerDistilled"
     registers = getattr(model, "reg_token", None)
     made = ViTConfig(
-        tuple(model.patch_embed.img_size), model.patch_embed.img_size[0] // model.patch_embed.grid_size[0],
+        tuple(model.patch_embed.img_size), model.patch_embed.feat_ratio(),
         StackConfig(_block(model.blocks[0], model.patch_embed.grid_size), len(model.blocks), _normed(model, "norm")),
         "pair" if distilled else pool, model.cls_token is not None,
         1 if distilled else 0 if registers is None else registers.shape[1], not getattr(model, "no_embed_class", False),

@@ -12,11 +12,17 @@ from typing import Any, NamedTuple
 
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.system.files import shown
+from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from multimodal.weights.family import Family
 from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS, build
 from multimodal.weights.table import HALVES, NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
+from multimodal.weights.vision.image_processor import per_channel
 from multimodal.weights.vision.timm_model import timm_model, vit_config
+
+# timm's defaults (data/config.py)
+PIXELS = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center",
+          "mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # fmt: skip
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
@@ -24,16 +30,30 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
         raise CheckpointError(
             "timm weights without config.json: give architecture=, since the weights do not state the number of heads"
         )
-    classes = len(tensors["head.weight"]) if "head.weight" in tensors else 0
-    options = {"num_classes": config.get("num_classes", classes), **config.get("model_args", {})}
-    if pretrained := config.get("pretrained_cfg"):  # gives the image size too
-        options["pretrained_cfg"] = {**pretrained, "num_classes": options["num_classes"]}
+    classes = config.get("num_classes")
+    if classes is None:
+        classes = len(tensors["head.weight"]) if "head.weight" in tensors else 0
+    options = {"num_classes": classes, **(config.get("model_args") or {})}
+    if config.get("pretrained_cfg") or "fixed_input_size" in config:  # gives the image size too
+        options["pretrained_cfg"] = {**_pretrained(config), "num_classes": options["num_classes"]}
     if isinstance(depth := options.get("depth"), int) and depth > min(MOST_LAYERS, len(tensors) // LEAST_TENSORS):
         raise CheckpointError(f"config.json: depth {depth}, more than the {len(tensors)} tensors of the file can fill")
     model = timm_model(config["architecture"], **options)
-    if (stated := config.get("global_pool", model.global_pool)) != model.global_pool:
+    if (stated := config.get("global_pool") or model.global_pool) != model.global_pool:
         raise CheckpointError(f"config.json: global_pool {stated!r}, where the architecture has {model.global_pool!r}")
     return vit_config(model)
+
+
+def _pretrained(config: dict[str, Any]) -> dict[str, Any]:
+    """`pretrained_cfg`; older files state its keys beside the architecture."""
+    record = config.get("pretrained_cfg")
+    record = record or {key: config[key] for key in (*PIXELS, "fixed_input_size") if key in config}
+    args = config.get("model_args") or {}
+    side = args.get("img_size")
+    if side and record.get("fixed_input_size") and not args.get("dynamic_img_size"):
+        # older files keep the size of the model that was fine-tuned
+        record = record | {"input_size": [3, *((side, side) if isinstance(side, int) else side)]}
+    return record
 
 
 class TimmNames(NamedTuple):
@@ -117,16 +137,16 @@ def _map_pool_rows() -> list[NameRow]:
 
 def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
     """From `pretrained_cfg`, or timm's for a tagged architecture ("vit_tiny_patch16_224.augreg_in1k")."""
-    record = config.get("pretrained_cfg") or _registered(config.get("architecture", ""))
+    record = _pretrained(config) or _registered(config.get("architecture", ""))
     if not record:
         return None
+    record = PIXELS | {key: value for key, value in record.items() if value}  # null is the default in timm, and 0
     modes = {"center": "shortest", "squash": "squash"}
-    if record.get("crop_mode", "center") not in modes:
-        raise CheckpointError(f"config.json: crop_mode {record['crop_mode']!r} is not supported")
-    mean, std = (tuple(map(float, record[name])) for name in ("mean", "std"))
-    resize = modes[record.get("crop_mode", "center")]
-    return Preprocessing(tuple(record["input_size"][1:]), resize, record["interpolation"], mean, std, 0,
-                         float(record["crop_pct"]))  # fmt: skip
+    if record["crop_mode"] not in modes:
+        raise CheckpointError(f"config.json: crop_mode {shown(record['crop_mode'])} is not supported")
+    mean, std = (per_channel(record[key], f"config.json: {key}") for key in ("mean", "std"))
+    return Preprocessing(tuple(record["input_size"][1:]), modes[record["crop_mode"]], record["interpolation"], mean,
+                         std, 0, float(record["crop_pct"]))  # fmt: skip
 
 
 def _registered(architecture: str) -> dict[str, Any]:
@@ -141,16 +161,25 @@ def _registered(architecture: str) -> dict[str, Any]:
 def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """timm's names of the classes, with their descriptions; without names LABEL_0 …, as in transformers."""
     stated = config.get("pretrained_cfg") or {}
-    names, described = (config.get(key) or stated.get(key) for key in ("label_names", "label_descriptions"))
-    if isinstance(names, dict):
-        names = [names.get(str(number)) for number in range(len(names))]
+    told, described = (config.get(key) or stated.get(key) or {} for key in ("label_names", "label_descriptions"))
+    told = told or config.get("labels")  # older files
+    classes = config.get("num_classes", stated.get("num_classes"))
+    names = [told.get(str(number)) for number in range(len(told))] if isinstance(told, dict) else told
     if not names:
-        names = [f"LABEL_{number}" for number in range(config.get("num_classes", stated.get("num_classes")) or 0)]
+        names = [f"LABEL_{number}" for number in range(classes or 0)]
+    texts = isinstance(names, list) and all(isinstance(name, str | int) and name != "" for name in names)
+    if not texts or (classes and len(names) != classes):
+        expected = f"{classes or 'the'} names, or a name for each number from 0 on"
+        raise CheckpointError(f"config.json: label_names: expected {expected} (got {shown(told)})")
+    if not isinstance(described, dict):
+        raise CheckpointError(
+            f"config.json: label_descriptions: expected an object from name to text (got {shown(described)})"
+        )
     if not names:
         return {}
     names = [str(name) for name in names]
     labels = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
-    return {"labels": labels, "names": [str((described or {}).get(name, name)) for name in names]}
+    return {"labels": labels, "names": [str(described.get(name) or name) for name in names]}
 
 
 FAMILIES = tuple(
