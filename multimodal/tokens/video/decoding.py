@@ -13,6 +13,7 @@ from multimodal.tokens.video.upright import check_frame
 LOST = "damaged: undecodable frames"
 ROUNDING = 1e-6  # seconds by which a time may lie before the frame that it means
 JUMP_SECONDS = 1.0  # first distance over which a seek is tried
+DECODING_TIMES_ONLY = ("avi", "asf")  # formats without presentation times, which FFmpeg guesses, wrong with B-frames
 
 TimedFrame = tuple[float, Any]  # seconds from the container's start, av.VideoFrame
 
@@ -31,6 +32,8 @@ class Decoder:
         self.end, self.finished = 0.0, False
         self.failed, self.cause = 0, ""
         self._packets = container.demux(stream)
+        # A frame's dts is that of the packet with which the decoder gives it: the time at which it is shown.
+        self._by_dts = container.format.name in DECODING_TIMES_ONLY
         self._reach = JUMP_SECONDS  # frames up to this far ahead are decoded; beyond it a seek is cheaper
         self._shift = 0.0  # seconds added to timestamps since they restarted
         self._time: float | None = None  # of the last frame
@@ -74,7 +77,7 @@ class Decoder:
     def _timed(self, frame: Any) -> Iterator[TimedFrame]:
         time = self._seconds(frame)
         if time is None:
-            time = 0.0 if self._time is None else self._time + self.step
+            time = 0.0 if self._time is None else self._time + self.step  # without dts the last frames
         elif self._key is not None and time < self._key - ROUNDING:
             return  # may refer to frames before the key frame
         elif self._time is not None and time <= self._time:
@@ -87,12 +90,14 @@ class Decoder:
         if self._lost is not None:
             self.damage.append(DamagedSpan(min(self._lost, time), time, LOST))
             self._lost = None
+        if self._by_dts and self._time is not None:
+            self.step = time - self._time  # AVI's header may state the rate of fields
         self._time = time
         yield time, frame
 
     def _seconds(self, timed: Any) -> float | None:
         """Time of a packet or frame."""
-        ticks = timed.dts if timed.pts is None else timed.pts
+        ticks = timed.dts if self._by_dts or timed.pts is None else timed.pts
         return None if ticks is None else ticks * self.tick - self.start + self._shift
 
     def _lose(self, time: float | None) -> None:
@@ -107,9 +112,12 @@ class Decoder:
         ahead, time = next(frames, None), times.next(0.0)
         while held is not None and time is not None:
             far = ahead is not None and time - ahead[0] > self._reach
-            if far and self._may_gain(ahead[0], time) and self._jump(time):
+            place = time if far and self._may_gain(ahead[0], time) else -1.0
+            while place >= 0 and self._jump(place):
                 frames = self.frames()
                 ahead = next(frames, None)
+                later = ahead is not None and ahead[0] > time + ROUNDING  # decoders may give a key frame late
+                place = self._key - 2 * ROUNDING if later else -1.0
             while ahead is not None and ahead[0] <= time + ROUNDING:
                 held, ahead = ahead, next(frames, None)
             over = ahead is None and time > max(self.end - ROUNDING, held[0] + ROUNDING)
