@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from multimodal.errors import UsageError, one_line
 from multimodal.export.hf.decoders import rope
 from multimodal.export.hf.files import write_json
-from multimodal.export.hf.folder import Parts, write_folder
+from multimodal.export.hf.folder import BESIDE, Parts, write_folder
 from multimodal.export.refusals import short_window
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -38,7 +38,6 @@ SCALINGS = ("default", "linear", "llama3")
 WINDOWED = ("mistral", "gemma3_text")  # others have no window there
 # what the tokenizers of its converter read, if that is not one `tokenizer.json`
 NEEDED = {"marian": ("source.spm", "target.spm", "vocab.json"), "m2m_100": ("sentencepiece.bpe.model", "vocab.json")}
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "generation_config.json")
 
 
 def check_type(checkpoint: Checkpoint, parts: Parts) -> None:

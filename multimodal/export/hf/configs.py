@@ -21,7 +21,7 @@ from multimodal.weights.load import families
 from multimodal.weights.table import Tensors, export_tensors
 
 WRITERS = DECODERS | TOWERS
-SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets one of zeros
+SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets two of zeros
 SHOWN = 2
 TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
@@ -68,7 +68,7 @@ def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any
     some tensor."""
     own, state = halved(model.config, model.state_dict())
     if kind in SEGMENTED and isinstance(own, TextConfig) and not own.segments:
-        own, state = replace(own, segments=1), state | {"segments.weight": torch.zeros(1, own.embed_width or own.width)}
+        own, state = replace(own, segments=2), state | {"segments.weight": torch.zeros(2, own.embed_width or own.width)}
     try:
         tensors = export_tensors(family.rows(own), state)
         written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [architecture(kind, model)]}

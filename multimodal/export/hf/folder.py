@@ -20,7 +20,7 @@ from multimodal.weights.text.sentence import MODULES, SETTINGS, sentence_modules
 
 BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm",
+    "merges.txt", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm",
     "target.spm", "preprocessor_config.json", "processor_config.json", "generation_config.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip

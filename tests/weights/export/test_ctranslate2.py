@@ -11,6 +11,7 @@ from multimodal.errors import UsageError
 from multimodal.export.export import export
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
+from tests.helpers.data import wordpieces
 from tests.helpers.references import seq2seq
 from tests.helpers.tiny import randomized
 from tests.helpers.tiny_checkpoints import BYTES, IDS
@@ -107,6 +108,19 @@ def test_what_ctranslate2_lacks_is_refused_in_all_numbers(family, options, cause
     with pytest.raises(UsageError, match=cause):
         export(tmp_path / "model", tmp_path / "out", to="ctranslate2", store=store)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "model"]
+
+
+def test_the_vocabulary_lies_beside_its_settings(tmp_path):
+    import transformers
+
+    words, folder = wordpieces.WORDS, tmp_path / "bert"
+    config = transformers.BertConfig(**wordpieces.SIZES, vocab_size=len(words))
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    export(folder, tmp_path / "out", to="ctranslate2")
+    ids = [transformers.AutoTokenizer.from_pretrained(one)("the dogs").input_ids for one in (folder, tmp_path / "out")]
+    assert ids[0] == ids[1] == [2, 5, 6, 7, 3]
 
 
 def test_a_missing_vocabulary_is_named(tmp_path):

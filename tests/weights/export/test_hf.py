@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -79,10 +80,21 @@ def test_timms_vit_of_one_size_is_transformers(name, tmp_path):
 
 
 def test_a_folder_of_transformers_keeps_its_files(hf_folder, tmp_path):
-    export(hf_folder, tmp_path / "out", to="hf", store="float16")
+    source = shutil.copytree(hf_folder, tmp_path / "source")
+    for name in ("spm.model", "vocab.txt"):
+        (source / name).touch()
+    export(source, tmp_path / "out", to="hf", store="float16")
     assert load(tmp_path / "out").model.config == load(hf_folder).model.config
     held = {path.name for path in (tmp_path / "out").iterdir()}
-    assert held >= {path.name for path in hf_folder.iterdir()}
+    assert held >= {path.name for path in source.iterdir()}
+
+
+def test_an_export_keeps_our_tokenizer_when_it_is_exported_in_place(tmp_path):
+    for model, store in (("translator-mini", "float32"), (tmp_path / "out", "float16")):
+        export(model, tmp_path / "out", to="hf", store=store, overwrite=True)
+    own, again = (load(model).required_tokenizer() for model in ("translator-mini", tmp_path / "out"))
+    assert own.language_ids == again.language_ids != {}
+    assert own.encode("A dog") == again.encode("A dog")
 
 
 def test_dense_modules_stay_files_of_their_own(tmp_path):
@@ -107,7 +119,7 @@ def test_dense_modules_stay_files_of_their_own(tmp_path):
 
 
 def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     text = "A dog, it's <eos> naïve"
     for name in ("gpt-mini", "bert-mini", "translator-mini"):
@@ -116,6 +128,11 @@ def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
         text = text.replace("<eos>", "")  # a control token there
         wanted = own.required_tokenizer().batch([text]).ids[0].tolist()
         assert made(text).input_ids == (wanted[:-1] if name == "gpt-mini" else wanted)
+        if name == "bert-mini":  # which has no segments
+            ids = torch.tensor([own.required_tokenizer().pair("A dog", "the sea")[0]])
+            theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / name)
+            found = theirs(**made("A dog", "the sea", return_tensors="pt")).logits
+            assert torch.allclose(found, own.model(ids), atol=1e-4)
     model = load(tmp_path / "gpt-mini")
     assert multimodal.generate("The", model, max_new_tokens=8, temperature=0) == multimodal.generate(
         "The", "gpt-mini", max_new_tokens=8, temperature=0)  # fmt: skip
