@@ -14,7 +14,7 @@ from torch import Tensor
 from multimodal.blocks.cache import Cache
 from multimodal.decoding.beams import beams_of
 from multimodal.decoding.logits import log_softmax
-from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Step, length_limits
+from multimodal.decoding.sampling import Ends, LogitsProcessor, SampledTokens, Step, ends_of, length_limits
 
 LengthNorm = Callable[[int], float]  # number of new tokens without the end -> divisor of their log-probability
 Row = tuple[list[int], float]  # new ids without the end, and the sum of their scores, the end included
@@ -36,7 +36,7 @@ class _Prompt:
 
 @torch.inference_mode()
 def beam_search(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int], beams: int,
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int], beams: int,
     processors: Sequence[LogitsProcessor] = (), length_penalty: float | LengthNorm | None = None, patience: float = 1.0,
     scorer: LogitsProcessor | None = None, keep: int = 1, early_stopping: EarlyStopping | None = None,
     interrupt: Callable[[], None] | None = None,
@@ -62,10 +62,10 @@ def beam_search(
     runs that many steps longer."""
     stop = _stop(beams, patience, keep, length_penalty, early_stopping)
     every = [*processors, log_softmax] if early_stopping is None else [log_softmax, *processors]
-    none = [([], 0.0)] * keep
+    ends, none = ends_of(eos), [([], 0.0)] * keep
     prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in length_limits(max_new, prompt, cache)]
     delay = STEPS_AHEAD if prompt.device.type in ASYNC_DEVICES else 0
-    search = beams_of(step, prompt, cache, eos, beams, every if scorer is None else [*every, scorer])
+    search = beams_of(step, prompt, cache, ends, beams, every if scorer is None else [*every, scorer])
     shrinks, active, last = search.shrinks and scorer is None, prompts, max(one.limit for one in prompts)
     notes = deque[_Note]()
     for count in range(1, last + 1):
@@ -73,7 +73,7 @@ def beam_search(
             interrupt()
         notes.append(_Note(search.next(), active, count))
         while len(notes) > (delay if count < last else 0):
-            notes.popleft().read(eos, stop, keep)
+            notes.popleft().read(ends, stop, keep)
         going = [at for at, one in enumerate(active) if one.chosen is None]
         if not going:
             break
@@ -94,22 +94,24 @@ class _Note:
             self.event = torch.cuda.Event()
             self.event.record()
 
-    def read(self, eos: int, stop: "_Patience | _Transformers", keep: int) -> None:
+    def read(self, ends: tuple[int, ...], stop: "_Patience | _Transformers", keep: int) -> None:
         if self.event is not None:
             self.event.synchronize()
         for one, row in zip(self.active, self.note.tolist(), strict=True):
             if one.chosen is None:
-                _follow(one, row, self.count, eos, stop, keep)
+                _follow(one, row, self.count, ends, stop, keep)
 
 
-def _follow(one: _Prompt, row: list[float], count: int, eos: int, stop: "_Patience | _Transformers", keep: int) -> None:
+def _follow(
+    one: _Prompt, row: list[float], count: int, ends: tuple[int, ...], stop: "_Patience | _Transformers", keep: int
+) -> None:  # fmt: skip
     size = (len(row) - stop.beams) // 3
     totals, tokens, sources = (row[i * size : (i + 1) * size] for i in range(3))
     beam = [int(at) for at in row[3 * size :]]
     for rank in range(max(beam)):
-        if tokens[rank] == eos and totals[rank] > -math.inf and stop.takes(one, rank):
+        if tokens[rank] in ends and totals[rank] > -math.inf and stop.takes(one, rank):
             one.ended.append((one.rows[int(sources[rank])], totals[rank]))
-    kept = [totals[at] if tokens[at] != eos else -math.inf for at in beam]
+    kept = [totals[at] if tokens[at] not in ends else -math.inf for at in beam]
     one.rows = [[*one.rows[int(sources[at])], int(tokens[at])] for at in beam]
     if count >= one.limit or stop.settled(one, max(kept), count):
         one.chosen = stop.ranked(one, one.rows, kept)[:keep]

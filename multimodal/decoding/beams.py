@@ -12,7 +12,7 @@ from torch import Tensor
 from multimodal.blocks.cache import Cache
 from multimodal.decoding.captured import SearchState, Start, replayable
 from multimodal.decoding.logits import Replayed
-from multimodal.decoding.sampling import PIECE, LogitsProcessor, Step, next_logits, rows_of
+from multimodal.decoding.sampling import PIECE, LogitsProcessor, Step, is_end, next_logits, rows_of
 
 
 class BeamChoice(NamedTuple):
@@ -25,19 +25,21 @@ class BeamChoice(NamedTuple):
     note: Float[Tensor, "B N"]
 
 
-def choose(scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], eos: int, beams: int, count: int) -> BeamChoice:
+def choose(
+    scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], ends: tuple[int, ...], beams: int, count: int
+) -> BeamChoice:
     """Choose the `beams` best continuations of each of `count` prompts."""
-    values, indices = _top(scores, min(beams + 1, scores.shape[1]))
+    values, indices = _top(scores, min(beams + len(ends), scores.shape[1]))
     each, width = values.shape[1], len(scores) // count
     totals = (sums[:, None] + values).nan_to_num(nan=-torch.inf).reshape(count, -1)
-    missing = beams * (beams + 1) - totals.shape[1]  # in the first step, and of a tiny vocabulary
+    missing = beams * (beams + len(ends)) - totals.shape[1]  # in the first step, and of a tiny vocabulary
     totals, order = F.pad(totals, (0, missing), value=-torch.inf).sort(dim=1, descending=True, stable=True)
-    tokens = F.pad(indices.reshape(count, -1), (0, missing), value=eos).gather(1, order)
-    sources, ends = (order // each).clamp(max=width - 1), tokens == eos
-    beam = ends.int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
+    tokens = F.pad(indices.reshape(count, -1), (0, missing), value=ends[0]).gather(1, order)
+    sources, ended = (order // each).clamp(max=width - 1), is_end(tokens, ends)
+    beam = ended.int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
     note = torch.cat([x.double() for x in (totals, tokens, sources, beam)], 1)
     firsts = torch.arange(count, device=scores.device)[:, None] * width
-    kept = totals.gather(1, beam).masked_fill(ends.gather(1, beam), -torch.inf)
+    kept = totals.gather(1, beam).masked_fill(ended.gather(1, beam), -torch.inf)
     rows, new = (sources + firsts).gather(1, beam), tokens.gather(1, beam).clamp(min=0)
     return BeamChoice(rows.flatten(), new.flatten(), kept.flatten(), note)
 
@@ -62,10 +64,10 @@ class Beams:
     shrinks = True
 
     def __init__(
-        self, step: Step, prompt: Int[Tensor, "B T"], cache: Cache, eos: int, beams: int,
+        self, step: Step, prompt: Int[Tensor, "B T"], cache: Cache, ends: tuple[int, ...], beams: int,
         processors: Sequence[LogitsProcessor],
     ):  # fmt: skip
-        self.step, self.cache, self.eos, self.beams, self.processors = step, cache, eos, beams, processors
+        self.step, self.cache, self.ends, self.beams, self.processors = step, cache, ends, beams, processors
         self.prompts, self.ids, self.new = len(prompt), prompt, prompt
         self.sums = torch.zeros(len(prompt), dtype=torch.float32, device=prompt.device)
         self.followers = [one for one in processors if hasattr(one, "reorder_rows")]
@@ -73,7 +75,7 @@ class Beams:
     def next(self) -> Float[Tensor, "B N"]:
         """Make the next token of each beam, and return the note of the `BeamChoice`."""
         scores = next_logits(self.step, self.new, self.cache, self.ids, self.processors)
-        rows, tokens, self.sums, note = choose(scores, self.sums, self.eos, self.beams, self.prompts)
+        rows, tokens, self.sums, note = choose(scores, self.sums, self.ends, self.beams, self.prompts)
         if rows.device.type != "cpu" or rows.tolist() != list(range(len(self.ids))):
             self.cache.reorder_rows(rows)
         for one in self.followers:
@@ -90,15 +92,15 @@ class Beams:
 
 
 class BeamRules(NamedTuple):
-    """The token that ends a beam, the number of beams and processors that can be replayed."""
+    """The tokens that end a beam, the number of beams and processors that can be replayed."""
 
-    eos: int
+    ends: tuple[int, ...]
     width: int
     processors: tuple[Replayed, ...]
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return "beams", self.eos, self.width, tuple(one.key for one in self.processors)
+        return "beams", self.ends, self.width, tuple(one.key for one in self.processors)
 
     def state(self, rows: int, capacity: int, vocabulary: int, device: torch.device) -> "BeamState":
         return BeamState(self, rows, capacity, device)
@@ -110,7 +112,7 @@ class BeamState(SearchState):
     def __init__(self, rules: BeamRules, rows: int, capacity: int, device: torch.device):
         super().__init__(rules.processors, rows, capacity, device)
         self.rules, self.prompts = rules, rows // rules.width
-        size = 3 * rules.width * (rules.width + 1) + rules.width
+        size = 3 * rules.width * (rules.width + len(rules.ends)) + rules.width
         self.note = torch.zeros(self.prompts, size, dtype=torch.float64, device=device)
 
     def put(self, choice: BeamChoice, at: Int[Tensor, "1"]) -> None:
@@ -122,7 +124,7 @@ class BeamState(SearchState):
         self.ids[:count].index_copy_(1, at, choice.tokens[:, None])
 
     def take(self, cache: Cache, logits: Float[Tensor, "R V"], at: Int[Tensor, "1"]) -> None:
-        choice = choose(logits, self.sums, self.rules.eos, self.rules.width, self.prompts)
+        choice = choose(logits, self.sums, self.rules.ends, self.rules.width, self.prompts)
         cache.reorder_rows(choice.rows)
         self.ids.copy_(self.ids.index_select(0, choice.rows))
         self.put(choice, at)
@@ -145,9 +147,9 @@ class CapturedBeams:
         return self.state.note[: len(self.prompt)]
 
     def _begin(self) -> None:
-        prompt, eos, beams = self.prompt, self.rules.eos, self.rules.width
+        prompt, ends, beams = self.prompt, self.rules.ends, self.rules.width
         scores = next_logits(self.step, prompt, self.cache, prompt, self.rules.processors)
-        choice = choose(scores, scores.new_zeros(len(prompt)), eos, beams, len(prompt))
+        choice = choose(scores, scores.new_zeros(len(prompt)), ends, beams, len(prompt))
         self.cache.reorder_rows(choice.rows)
         self.state, self.advance = self.start(self.rules, len(choice.rows), scores.shape[1])
         self.state.begin(prompt[choice.rows], self.cache.start)
@@ -155,10 +157,11 @@ class CapturedBeams:
 
 
 def beams_of(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Any, eos: int, beams: int, processors: Sequence[LogitsProcessor]
-) -> Beams | CapturedBeams:
+    step: Step, prompt: Int[Tensor, "B T"], cache: Any, ends: tuple[int, ...], beams: int,
+    processors: Sequence[LogitsProcessor],
+) -> Beams | CapturedBeams:  # fmt: skip
     """The device's side of a search, inside of a CUDA graph where the cache offers one and all can be replayed."""
     start: Callable | None = getattr(cache, "start_search", None)  # of a static cache on a GPU
     if start is not None and (replayed := replayable(processors, prompt)) is not None:
-        return CapturedBeams(start, step, prompt, cache, BeamRules(eos, beams, replayed))
-    return Beams(step, prompt, cache, eos, beams, processors)
+        return CapturedBeams(start, step, prompt, cache, BeamRules(ends, beams, replayed))
+    return Beams(step, prompt, cache, ends, beams, processors)

@@ -13,12 +13,15 @@ from multimodal.decoding.captured import SearchState, Start, replayable
 from multimodal.decoding.logits import Replayed, SamplingFilter
 from multimodal.decoding.sampling import (
     CHECK_EVERY,
+    Ends,
     LogitsProcessor,
     MultinomialSampler,
     SampledTokens,
     Sampler,
     Step,
     drawn,
+    ends_of,
+    is_end,
     length_limits,
     logprobs_of,
     most_probable,
@@ -28,10 +31,10 @@ from multimodal.decoding.sampling import (
 
 
 class SamplingRules(NamedTuple):
-    """The token that ends a row (-1: none), processors, and how tokens are chosen: by `temperature` and `narrow`, or
+    """The tokens that end a row, processors, and how tokens are chosen: by `temperature` and `narrow`, or
     the most probable one (temperature 0)."""
 
-    eos: int
+    ends: tuple[int, ...]
     processors: tuple[Replayed, ...]
     temperature: float = 0.0
     narrow: SamplingFilter | None = None
@@ -39,24 +42,24 @@ class SamplingRules(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return "sampling", self.eos, self.temperature, self.narrow, tuple(one.key for one in self.processors)
+        return "sampling", self.ends, self.temperature, self.narrow, tuple(one.key for one in self.processors)
 
     def state(self, rows: int, capacity: int, vocabulary: int, device: torch.device) -> "SamplingState":
         return SamplingState(self, rows, capacity, vocabulary, device)
 
 
 def sampling_rules(
-    processors: Sequence[LogitsProcessor], eos: int, prompt: Int[Tensor, "B T"], choose: Sampler | None, copies: int
+    processors: Sequence[LogitsProcessor], eos: Ends, prompt: Int[Tensor, "B T"], choose: Sampler | None, copies: int
 ) -> SamplingRules | None:
     """None if something of it cannot be replayed after this prompt. `choose`: None for greedy decoding."""
     replayed = replayable(processors, prompt)
     if replayed is None or (choose is None and copies > 1):
         return None
     if choose is None:
-        return SamplingRules(eos, replayed)
+        return SamplingRules(ends_of(eos), replayed)
     if not isinstance(choose, MultinomialSampler) or not isinstance(choose.narrow, SamplingFilter | None):
         return None
-    return SamplingRules(eos, replayed, choose.temperature, choose.narrow, copies)
+    return SamplingRules(ends_of(eos), replayed, choose.temperature, choose.narrow, copies)
 
 
 class SamplingState(SearchState):
@@ -81,10 +84,10 @@ class SamplingState(SearchState):
             token = most_probable(logits)
         else:
             token = drawn(logits, rules.temperature, rules.narrow, self.draws[:count])
-        token = token.masked_fill(ended, max(rules.eos, 0))
+        token = token.masked_fill(ended, max(rules.ends[0], 0))
         sums += logprobs_of(logits, token).masked_fill(ended, 0)
         left -= 1
-        ended |= (token == rules.eos) | (left <= 0)
+        ended |= is_end(token, rules.ends) | (left <= 0)
         self.token[:count] = token
         self.ids[:count].index_copy_(1, at, token[:, None])
 
@@ -124,4 +127,4 @@ def captured_steps(
                 break
     rows, sums = state.ids[:count, size : size + made].tolist(), state.sums[:count].tolist()
     each = [limits[number // copies] for number in range(count)]
-    return SampledTokens([until(row[:most], rules.eos) for row, most in zip(rows, each, strict=True)], sums)
+    return SampledTokens([until(row[:most], rules.ends) for row, most in zip(rows, each, strict=True)], sums)

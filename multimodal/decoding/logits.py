@@ -176,20 +176,6 @@ log_softmax = Replayed(
 )
 
 
-def one_end(ends: Sequence[int], drawn: bool) -> Replayed:
-    """Let the first of the tokens that end a text stand for all: with the highest of their logits, or if tokens are
-    `drawn`, with the sum of their probabilities."""
-    first, *others = ends
-
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        every = logits[:, list(ends)]
-        logits[:, first] = every.logsumexp(-1) if drawn else every.amax(-1)
-        logits[:, others] = -torch.inf
-        return logits
-
-    return Replayed(processor, lambda history, logits: processor(history.ids, logits), ("one_end", *ends, drawn))
-
-
 def end_if_all_forbidden(eos: int) -> Replayed:
     """Allow the end where the processors before forbid every token."""
 

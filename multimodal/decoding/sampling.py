@@ -11,6 +11,8 @@ there. Each prompt then gets the result that it gets alone."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from torch.distributions import Categorical
 from multimodal.blocks.cache import Cache
 
 Step = Callable[[Tensor, Cache], Tensor]
+Ends = int | Sequence[int]  # the token that ends a row, or several; -1 or none: no token does
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 # (logits [B V], number of each prompt in the batch or None once all its rows have ended) -> tokens [B] and their
 # log-probabilities [B]
@@ -54,16 +57,16 @@ def cross_attention_step(
 
 
 def greedy(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int],
     processors: Sequence[LogitsProcessor] = (), interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Take the most probable token until each row has ended or has `max_new` tokens (one number, or one per prompt).
-    `eos` -1: no token ends a row. `interrupt` is called before each step; what it raises ends the search."""
+    `interrupt` is called before each step; what it raises ends the search."""
     return _last(generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors), interrupt)
 
 
 def generate_steps(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int],
     processors: Sequence[LogitsProcessor] = (), choose: Sampler | None = None, copies: int = 1,
 ) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
     """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
@@ -97,7 +100,7 @@ def most_probable(logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
 
 
 def sample(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: int, max_new: int | Sequence[int],
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int],
     temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
     processors: Sequence[LogitsProcessor] = (), narrow: Callable[[Tensor], Tensor] | None = None,
     interrupt: Callable[[], None] | None = None,
@@ -199,10 +202,10 @@ def rows_of(prompts: list[int], width: int, device: torch.device) -> Int[Tensor,
 
 @torch.inference_mode()
 def _one_by_one(
-    step: Step, prompt: Tensor, cache: Cache, choose: Sampler, eos: int, max_new: int | Sequence[int],
+    step: Step, prompt: Tensor, cache: Cache, choose: Sampler, eos: Ends, max_new: int | Sequence[int],
     processors: Sequence[LogitsProcessor], copies: int,
 ) -> Generator[Tensor, None, SampledTokens]:  # fmt: skip
-    limits = length_limits(max_new, prompt, cache)
+    limits, every = length_limits(max_new, prompt, cache), ends_of(eos)
     limit = torch.tensor(limits, device=prompt.device).repeat_interleave(copies)
     if max(limits) < 1:
         return SampledTokens([[] for _ in limit], [0.0] * len(limit))
@@ -215,7 +218,7 @@ def _one_by_one(
         made = ids[:, prompt.shape[1] :].unflatten(0, (-1, copies))
         for at in prompts:
             number = numbers[at]
-            rows = [until(row[: limits[number]], eos) for row in made[at].tolist()]
+            rows = [until(row[: limits[number]], every) for row in made[at].tolist()]
             results[number] = rows, sums[at * copies : (at + 1) * copies].tolist()
 
     for count in range(1, max(limits) + 1):
@@ -225,8 +228,8 @@ def _one_by_one(
             logits, ids = logits[spread], ids[spread]
             cache.reorder_rows(spread)
         token, logprobs = choose(logits, live)
-        token, sums = token.masked_fill(ended, max(eos, 0)), sums + logprobs.masked_fill(ended, 0)
-        ended |= (token == eos) | (limit <= count)
+        token, sums = token.masked_fill(ended, max(every[0], 0)), sums + logprobs.masked_fill(ended, 0)
+        ended |= is_end(token, every) | (limit <= count)
         new = token[:, None]
         ids = torch.cat([ids, new], 1)
         yield token
@@ -251,6 +254,15 @@ def _one_by_one(
     )
 
 
-def until(ids: list[int], eos: int) -> list[int]:
-    """The ids before the end."""
-    return ids[: ids.index(eos)] if eos in ids else ids
+def ends_of(eos: Ends) -> tuple[int, ...]:
+    """The tokens that end a row, at least one: -1 if none does."""
+    return (eos,) if isinstance(eos, int) else tuple(eos) or (-1,)
+
+
+def is_end(tokens: Int[Tensor, "*N"], ends: tuple[int, ...]) -> Bool[Tensor, "*N"]:
+    return reduce(or_, [tokens == end for end in ends])
+
+
+def until(ids: list[int], ends: tuple[int, ...]) -> list[int]:
+    """The ids before the first end."""
+    return next((ids[:at] for at, token in enumerate(ids) if token in ends), ids)

@@ -17,7 +17,7 @@ from torch import Tensor
 from multimodal.blocks.cache import Cache
 from multimodal.decoding.captured import SearchRules, SearchState
 from multimodal.decoding.captured_sampling import captured_steps, sampling_rules
-from multimodal.decoding.sampling import LogitsProcessor, SampledTokens, Sampler, Step, cross_attention_step
+from multimodal.decoding.sampling import Ends, LogitsProcessor, SampledTokens, Sampler, Step, cross_attention_step
 from multimodal.inference.modules import Frozen, Replacement
 from multimodal.inference.static_cache import MovingCache, StaticCache
 from multimodal.models.text import TextTransformer
@@ -83,7 +83,7 @@ def static_step(
 
 
 def _generate(
-    owner: Callable[[], MovingCache], step: Step, prompt: Int[Tensor, "B T"], eos: int, max_new: int | Sequence[int],
+    owner: Callable[[], MovingCache], step: Step, prompt: Int[Tensor, "B T"], eos: Ends, max_new: int | Sequence[int],
     processors: Sequence[LogitsProcessor], choose: Sampler | None, copies: int,
 ) -> Generator[Tensor, None, SampledTokens] | None:  # fmt: skip
     cache, rules = owner(), sampling_rules(processors, eos, prompt, choose, copies)

@@ -1,6 +1,9 @@
 """Beam search by transformers' rules against its `generate`: decoder-only and encoder-decoder, on the same random
 weights, several prompts padded on the left against each alone."""
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel, logging
@@ -10,6 +13,7 @@ from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import STEPS_AHEAD, beam_search, per_token
 
 PAD, EOS, VOCABULARY, MOST = 0, 2, 13, 10
+ENDS = [EOS, 7, 11]  # where a model has several; 7 is in a prompt
 PROMPTS = [[5], [3, 4, 5, 6, 7, 3, 4], [8, 9, 3], [10, 3]]
 logging.set_verbosity_error()
 
@@ -83,14 +87,14 @@ def answering(model, sources: list[list[int]]):
     return step
 
 
-def reference(model, prompt: list[int], **options) -> tuple[list[list[int]], list[float]]:
+def reference(model, prompt: list[int], ends: list[int], **options) -> tuple[list[list[int]], list[float]]:
     """New ids of transformers' `generate` without the end, for this prompt alone, and their scores."""
     ids = torch.tensor([prompt])
     found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=MOST,
-                           return_dict_in_generate=True, output_scores=True, **options)  # fmt: skip
+                           eos_token_id=ends, return_dict_in_generate=True, output_scores=True, **options)  # fmt: skip
     made = found.sequences[:, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
     scores = found.sequences_scores.tolist() if options.get("num_beams", 1) > 1 else []
-    return [row[: row.index(EOS)] if EOS in row else row for row in made], scores
+    return [list(takewhile(lambda token: token not in ends, row)) for row in made], scores
 
 
 def processors_of(options: dict, start: int) -> list[sampling.LogitsProcessor]:
@@ -122,18 +126,20 @@ def searching(beams: int, early: bool | str, alpha: float):
     return decode, {"num_beams": beams, "early_stopping": early, "length_penalty": alpha, "num_return_sequences": 2}
 
 
-def compare(model, decode, options: dict, sources: list[list[int]] | None = None, **asked) -> list[list[int]]:
+def compare(
+    model, decode, options: dict, sources: list[list[int]] | None = None, ends: Sequence[int] = (EOS,), **asked
+) -> list[list[int]]:  # fmt: skip
     """Ours for all prompts together, and transformers' for each alone."""
     if sources is None:
         (ids, start), step = sampling.left_pad(PROMPTS), step_of(model)
     else:
         ids, start, step = torch.full((len(sources), 1), EOS), None, answering(model, sources)
     together = decode(
-        step, ids, Cache(1, start), eos=EOS, max_new=MOST, processors=processors_of(options, ids.shape[1])
+        step, ids, Cache(1, start), eos=ends, max_new=MOST, processors=processors_of(options, ids.shape[1])
     )
     keep = asked.get("num_return_sequences", 1)
     for row, prompt in enumerate(PROMPTS if sources is None else sources):
-        expected, scores = reference(model, prompt, **options, **asked)
+        expected, scores = reference(model, prompt, list(ends), **options, **asked)
         own = slice(row * keep, (row + 1) * keep)
         assert together.ids[own] == expected
         for ids, total, score in zip(expected, together.logprobs[own], scores, strict=bool(scores)):
@@ -147,6 +153,15 @@ def compare(model, decode, options: dict, sources: list[list[int]] | None = None
 def test_greedy_equals_transformers_generate(kind, options, request):
     model = request.getfixturevalue(kind)
     compare(model, sampling.greedy, options, PROMPTS if kind == "bart" else None)
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2]])
+def test_several_ends_equal_transformers(gpt2, options):
+    """Each keeps its own logit, and in a beam search each is an ending of its own."""
+    assert any(len(ids) < MOST for ids in compare(gpt2, sampling.greedy, options, ends=ENDS))
+    for stop in STOPS:
+        decode, asked = searching(*stop)
+        compare(gpt2, decode, options, ends=ENDS, **asked)
 
 
 @pytest.mark.parametrize(("beams", "early", "alpha"), STOPS)

@@ -277,6 +277,25 @@ def test_sampling_follows_the_seed_and_the_distribution():
         draw(1, temperature=0.0)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "narrow", "share"),
+    [
+        (1.0, None, 0.6),
+        (0.25, None, 0.39),
+        (1.0, processors.SamplingFilter(top_k=1), 0.0),
+        (1.0, processors.SamplingFilter(top_p=0.35), 0.0),
+        (1.0, processors.SamplingFilter(min_p=0.8), 0.0),
+    ],
+)
+def test_each_of_several_ends_has_its_own_probability(temperature, narrow, share):
+    """As in transformers, filters see 0.4, 0.3 and 0.3, not the ends' sum of 0.6."""
+    step = lambda ids, cache: torch.tensor([0.4, 0.3, 0.3, 0.0]).log().expand(*ids.shape, -1)
+    found = sampling.sample(step, torch.tensor([[0]]), Cache(1), eos=[1, 2], max_new=1, temperature=temperature,
+                            generators=seeded([0]), copies=20000, narrow=narrow)  # fmt: skip
+    assert sum(not ids for ids in found.ids) / 20000 == pytest.approx(share, abs=0.01 * (share > 0))
+    assert found.logprobs == pytest.approx([math.log(0.4 if ids else 0.3) for ids in found.ids])
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1.7, -0.5])
 def test_a_wide_beam_keeps_the_best_of_all_sequences_in_order(alpha):
     """With every stopping rule's bound: none of the best may be missed by stopping early."""

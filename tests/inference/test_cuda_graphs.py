@@ -249,7 +249,7 @@ RULES = [
     [processors.timestamps(4, 0, 3, 3)],
     [processors.suppress_first([0], 3, 4), processors.end_if_all_forbidden(0)],
     [processors.force([2], 4), processors.no_repeat_ngram(2), processors.end_if_all_forbidden(0)],
-    [processors.repetition_penalty(1.5), processors.one_end([0, 5], drawn=True)],
+    [processors.repetition_penalty(1.5)],
     [processors.Penalties(0.5, 2.0, ((5, 1.5),)).processor(3), processors.no_repeat_ngram(1)],
     [],
 ]
@@ -272,7 +272,7 @@ def test_processors_inside_of_a_replayed_search_are_those_outside(name, padded, 
         ):
             calls.append([])
             counted = lambda *given, step=step, calls=calls[-1]: calls.append(1) or step(*given)
-            found.append(SEARCHES[name](counted, ids, cache, eos=0, max_new=[30, 9, 2, 21], processors=chosen))
+            found.append(SEARCHES[name](counted, ids, cache, eos=[0, 5], max_new=[30, 9, 2, 21], processors=chosen))
         dynamic, static = found
         assert static.ids == dynamic.ids, number
         assert static.logprobs == pytest.approx(dynamic.logprobs, abs=1e-4), number

@@ -85,7 +85,7 @@ class AnswerWriter(TextWriter):
         limit = self.max_new(prompt.ids)
         step, cache, ids = self.start([prompt.ids], limit)
         processors = self._processors(ids.shape[1], limit)
-        return greedy(step, ids, cache, eos=self.eos, max_new=limit, processors=processors).ids[0]
+        return greedy(step, ids, cache, eos=self.ends, max_new=limit, processors=processors).ids[0]
 
     def pieces(self, prompt: Prompt) -> Iterator[str]:
         """Yield the answer piece by piece. Raises UsageError for a beam search or several answers."""

@@ -50,7 +50,7 @@ def answer_map(checkpoint: Checkpoint, request: AnswerRequest, options: ViewOpti
     messages = [Message("user", tuple(part for _, part in pieces))]
     prompt = writer.prompt(messages)
     given = writer.answer_ids(prompt) if request.answer is None else writer.tokenizer.encode(request.answer)
-    ids = [*given, *([writer.eos] if writer.eos >= 0 else [])]
+    ids = [*given, *writer.ends[:1]]
     fitting("answer", [*prompt.ids, *ids], writer.limit or writer.context)
     heads = _mean(captured(writer, prompt, ids), options)
     weights = heads.weights[0, 0]

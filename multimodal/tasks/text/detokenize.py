@@ -73,8 +73,8 @@ def _overlap(text: str, stop: str) -> int:
     return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)
 
 
-def ends_at(stops: Sequence[str], tokenizer: Tokenizer, start: int) -> LogitsProcessor:
-    """Force the end in rows whose text after a prompt of `start` ids contains a stop string."""
+def ends_at(stops: Sequence[str], tokenizer: Tokenizer, start: int, eos: int) -> LogitsProcessor:
+    """Force the token `eos` in rows whose text after a prompt of `start` ids contains a stop string."""
     tail = max(len(stop.encode()) for stop in stops) + BEFORE
 
     def stopped(prompt: list[int], new: list[int]) -> bool:
@@ -86,7 +86,7 @@ def ends_at(stops: Sequence[str], tokenizer: Tokenizer, start: int) -> LogitsPro
         if any(rows):
             ended = torch.tensor(rows, device=logits.device)
             logits[ended] = -torch.inf
-            logits[ended, tokenizer.eos_id] = 0.0
+            logits[ended, eos] = 0.0
         return logits
 
     return processor

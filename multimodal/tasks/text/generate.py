@@ -15,7 +15,6 @@ from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import padding
 from multimodal.decoding import logits as processors
 from multimodal.decoding.beam_search import beam_search, per_token
-from multimodal.decoding.logits import one_end
 from multimodal.decoding.sampling import (
     LogitsProcessor,
     MultinomialSampler,
@@ -117,7 +116,7 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
 
 
 def end_ids(checkpoint: Checkpoint) -> list[int]:
-    """Ids that end a text of the model, the one that stands for the others first."""
+    """Ids that end a text of the model, that of a chat first."""
     tokenizer = checkpoint.required_tokenizer()
     own = [*([] if tokenizer.eos_id is None else [tokenizer.eos_id]), *tokenizer.end_ids]
     return list(dict.fromkeys([*(checkpoint.chat.end_ids(tokenizer) if checkpoint.chat else []), *own]))
@@ -138,7 +137,6 @@ class TextWriter:
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
         self.seeds: Sequence[int] = ()  # of each prompt of a call; (): the options' for all
         self.ends = end_ids(checkpoint)
-        self.eos = self.ends[0] if self.ends else -1
         # context of the prompt: an encoder-decoder's answer has its own
         config = self.decoder.config if self.encoder is None else self.encoder.config.encoder
         self.limit, self.context = config.limit, config.context
@@ -238,7 +236,7 @@ class TextWriter:
         limits = [self.max_new(row) for row in rows]
         step, cache, ids = self.start(rows, max(limits))
         common = {
-            "eos": self.eos, "max_new": limits, "processors": self._processors(ids.shape[1], max(limits)),
+            "eos": self.ends, "max_new": limits, "processors": self._processors(ids.shape[1], max(limits)),
             "interrupt": self.interrupt,
         }  # fmt: skip
         if options.temperature > 0:
@@ -279,7 +277,7 @@ class TextWriter:
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
         step, cache, ids = self.start([row], limit)
         chosen = self._processors(ids.shape[1], limit)
-        steps = generate_steps(step, ids, cache, eos=self.eos, max_new=limit, processors=chosen, choose=self._choice())
+        steps = generate_steps(step, ids, cache, eos=self.ends, max_new=limit, processors=chosen, choose=self._choice())
         detokenizer = IncrementalDetokenizer(self.tokenizer, self._before(row), self.options.stop)
         while True:
             try:
@@ -287,7 +285,7 @@ class TextWriter:
             except StopIteration as end:
                 decoded: SampledTokens = end.value
                 break
-            if token != self.eos and (text := detokenizer.add(token)):
+            if token not in self.ends and (text := detokenizer.add(token)):
                 yield text
         self.check(math.isfinite(decoded.logprobs[0]))
         result = self._continuation(row, decoded.ids[0], decoded.logprobs[0], limit)
@@ -305,19 +303,18 @@ class TextWriter:
     def _processors(self, start: int, limit: int) -> list[LogitsProcessor]:
         options = self.options
         chosen: list[LogitsProcessor] = [] if self.penalties is None else [self.penalties.processor(start)]
-        chosen += [one_end(self.ends, options.temperature > 0)] if len(self.ends) > 1 else []
         free = len(chosen)  # these forbid nothing
         if options.repetition_penalty != 1:
             chosen.append(processors.repetition_penalty(options.repetition_penalty))
         if options.no_repeat_ngram:
             chosen.append(processors.no_repeat_ngram(options.no_repeat_ngram))
-        if self.eos < 0:
+        if not self.ends:
             return chosen
         if options.min_tokens:
-            chosen.append(processors.suppress_first([self.eos], start, options.min_tokens))
+            chosen.append(processors.suppress_first(self.ends, start, options.min_tokens))
         chosen += self._forced(start, limit)
-        chosen += [processors.end_if_all_forbidden(self.eos)] if len(chosen) > free else []
-        return chosen + ([ends_at(options.stop, self.tokenizer, start)] if options.stop else [])
+        chosen += [processors.end_if_all_forbidden(self.ends[0])] if len(chosen) > free else []
+        return chosen + ([ends_at(options.stop, self.tokenizer, start, self.ends[0])] if options.stop else [])
 
     def _forced(self, start: int, limit: int) -> list[LogitsProcessor]:
         """The first and last token that an encoder-decoder asks for, such as BART for summaries. Its answers have one

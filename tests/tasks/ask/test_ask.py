@@ -45,9 +45,6 @@ def expected(asker: Asker, given) -> list[int]:
     with torch.inference_mode():
         for _ in range(NEW["max_new_tokens"]):
             logits = model(torch.tensor([ids]), [torch.cat([one.rows for one in given.media])])[0, -1].float()
-            merged = logits[list(ends)].logsumexp(0)
-            logits[list(ends)] = -torch.inf
-            logits[asker.writer.eos] = merged
             if (token := int(logits.argmax())) in ends:
                 break
             ids.append(token)

@@ -1,6 +1,7 @@
 """Language models with chat templates and several end tokens, from a folder as Hugging Face has it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,18 @@ def test_chats_and_texts_equal_transformers_and_end_at_any_of_the_ends(folder, t
                 assert (mine.text, mine.stopped == "end") == (text, ended)
                 ends.add(ended)
     assert ends == {True, False}
+
+
+def test_a_stop_ends_a_chat_whose_first_end_is_not_the_tokenizers(folder):
+    checkpoint = load(folder)
+    checkpoint = replace(checkpoint, chat=replace(checkpoint.chat, eos=("<|endoftext|>",)))
+    for more in ({}, {"temperature": 1.0, "seed": 3}):
+        options = {"chat": True, "max_new_tokens": NEW, **more}
+        ((whole,),) = Generator(checkpoint, **options).many(["The cat sat"])
+        stop = whole.text[2:4]
+        ((found,),) = Generator(checkpoint, **options, stop=[stop]).many(["The cat sat"])
+        assert (found.text, found.stopped) == (whole.text[: whole.text.index(stop)], "stop")
+        assert found.ids == whole.ids[: len(found.ids)] != whole.ids
 
 
 def test_what_a_user_types_is_no_turn(folder):
