@@ -13,7 +13,7 @@ from multimodal.models.any_to_text import AnyToText
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vision.git import GIT
-from multimodal.system.files import optional_json
+from multimodal.system.files import ascii_only, optional_json
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class Family:
             check_values(ours, where)
             model = build(self.model, ours, len(tensors))
             rows = self.rows(ours)
-            check(rows, model.state_dict(), tensors, where)
+            check(rows, model.state_dict(), tensors, where, architecture(config))
             fill(model, load_tensors(rows, tensors, where), where)
             tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
             check_vocabulary(tokenizer, ours, where)
@@ -110,6 +110,12 @@ class Family:
     def export(self, model: nn.Module) -> Tensors:
         """Tensors of the model under the family's names."""
         return export_tensors(self.rows(model.config), model.state_dict())
+
+
+def architecture(config: dict[str, Any]) -> str:
+    """Class that a foreign configuration names, or ""."""
+    names = config.get("architectures")
+    return ascii_only(names[0])[:80] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def _beside(folder: Path, name: str) -> dict[str, Any]:

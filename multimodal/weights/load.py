@@ -17,7 +17,7 @@ from multimodal.system.files import read_json, shown
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.card import check_card
 from multimodal.weights.conventions import check_activation, has_quick_gelu, with_preprocessing
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, architecture
 from multimodal.weights.files.archives import check_archive, read_pickled, unwrapped
 from multimodal.weights.files.ctranslate2 import read_ctranslate2
 from multimodal.weights.files.formats import (
@@ -129,15 +129,17 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     some = ", ".join(sorted(tensors)[:3])
     vision = config.get("model_cfg", config).get("vision_cfg")
     trunk = vision.get("timm_model_name") if isinstance(vision, dict) else None
-    kind = config.get("model_type") or config.get("architecture") or trunk or "no configuration file"
+    kind = str(config.get("model_type") or config.get("architecture") or trunk or "no configuration file")
     known = {name: None for family in families().values() for name in family.types if name}
-    alike = get_close_matches(str(kind), known, n=3, cutoff=0.5)
+    alike = [] if kind in known else get_close_matches(kind, known, n=3, cutoff=0.5)
     hint = f"; near: {', '.join(alike)}" if alike else ""
     tower = config.get("vision_config")
+    head = architecture(config) if kind in known and not tower else ""
+    cause = f"{head} is not supported" if head else "unknown format"
     if isinstance(tower, dict) and tower.get("model_type"):
         kind = f"{kind} with vision_config of kind {shown(tower['model_type'])}"
     hint += "; auto_map names code, which is never run" if config.get("auto_map") else ""
-    raise CheckpointError(f"{where}: unknown format ({kind}; {len(tensors)} tensors such as {some}){hint}")
+    raise CheckpointError(f"{where}: {cause} ({kind}; {len(tensors)} tensors such as {some}){hint}")
 
 
 def load_foreign(

@@ -123,16 +123,16 @@ def load_tensors(rows: list[NameRow], foreign: Tensors, where: str) -> Tensors:
     return ours
 
 
-def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str) -> None:
+def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str, of: str = "") -> None:
     """Raise CheckpointError for a foreign tensor that is missing, unexpected, misshapen or not finite. `model`: its
-    state dict, which may be on the meta device."""
+    state dict, which may be on the meta device. `of`: class of the foreign model."""
     expected = export_tensors(rows, model)
     for name in sorted(expected.keys() - foreign.keys()):
         if not any(row.optional and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: tensor {name!r} is missing")
     for name in sorted(foreign.keys() - expected.keys()):
         if not any((row.reason or row.optional) and _pattern(row).fullmatch(name) for row in rows):
-            raise CheckpointError(f"{where}: unexpected tensor {name!r}")
+            raise CheckpointError(f"{where}: unexpected tensor {name!r}" + (f" of {of}" if of else ""))
     for name in sorted(expected.keys() & foreign.keys()):
         if foreign[name].shape != expected[name].shape:
             own, told = list(foreign[name].shape), list(expected[name].shape)

@@ -126,6 +126,12 @@ def _filled(text: str, tokenizer: Tokenizer, chances: Float[Tensor, "N V"], top_
     for number, (guesses, part) in enumerate(zip(masks, others, strict=True), 1):
         run.append(guesses[0]["id"])
         if part.strip() or number == len(masks):  # neighbours are decoded together
-            filled += tokenizer.decode(run, skip_control=False).strip() + part
+            words = tokenizer.decode(run, skip_control=False).strip()
+            filled = (filled.rstrip() + words[2:] if _continues(run[0], tokenizer) else filled + words) + part
             run = []
     return {"text": text, "masks": masks, "filled": filled}
+
+
+def _continues(token: int, tokenizer: Tokenizer) -> bool:
+    """Return True for WordPiece's ##ing, which continues a word; to others ## is text, also the second time."""
+    return (text := tokenizer.decode([token])).startswith("##") and tokenizer.decode([token] * 2) == text + text[2:]

@@ -133,6 +133,21 @@ def test_a_spelling_means_the_mask_here_alone(folders):
     assert result["masks"] != other["masks"]
 
 
+def test_a_piece_that_continues_a_word_is_joined_to_it(folders):
+    from transformers import AutoTokenizer
+
+    checkpoint, theirs = load(folders / "bert"), AutoTokenizer.from_pretrained(folders / "bert")
+    piece = WORDS.index("##s")
+    with torch.no_grad():
+        checkpoint.model.tied_bias[piece] += 1000
+    texts = ["the dog [MASK].", "dog[MASK] at the sea", "[MASK] at"]
+    made = [one["filled"] for one in fill_mask(texts, checkpoint)]
+    for text, own in zip(texts[:2], made, strict=False):
+        ids = [piece if i == theirs.mask_token_id else i for i in theirs(text)["input_ids"]]
+        assert own == theirs.decode(ids, skip_special_tokens=True)
+    assert made[2] == "s at"
+
+
 def test_command(capsys, folders):
     code, out, err = run(capsys, "fill-mask", *TEXTS[:2], "-m", folders / "bert", "--top_k", 2, "--format", "json")
     made = json.loads(out)

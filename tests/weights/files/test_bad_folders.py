@@ -31,6 +31,7 @@ def folder(tmp_path):
 
 
 CONFIGS = [
+    ({"model_type": "bart", "architectures": ["BartForCausalLM"]}, r"BartForCausalLM is not supported \(bart; 36 tens"),
     ({"model_type": "qwen4"}, r"unknown format \(qwen4; .*\); near: qwen3"),
     (
         {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},  # Pixtral as transformers saves it
@@ -46,7 +47,10 @@ CONFIGS = [
         "layers: 999 in all, more than the 36 tensors of the file can fill",
     ),
     ({"hidden_size": 48}, r"has shape \[.*\], not \[.*\], as the configuration says"),
-    ({"num_hidden_layers": 2, "layer_types": None}, r"unexpected tensor 'model\.layers\.2\."),
+    (
+        {"num_hidden_layers": 2, "layer_types": None, "architectures": ["Qwen3ForCausalLM"]},
+        r"unexpected tensor 'model\.layers\.2\..*' of Qwen3ForCausalLM$",
+    ),
     ({"head_dim": 7}, "7 numbers must be even"),
 ]
 
