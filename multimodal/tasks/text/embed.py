@@ -103,6 +103,9 @@ def checked_pooling(checkpoint: Checkpoint, pooling: str | None) -> str:
     tower = _reader(checkpoint).tower
     if pooling is None:
         pooling = str(checkpoint.card.get("pooling") or ("last" if tower.config.causal else "mean"))
+        if pooling not in (known := EmbedOptions.pooling.choices):
+            cause = f"{pooling!r:.80} of its modules.json or card is not supported"
+            raise UsageError(f"model {checkpoint.source}: {cause}; name a pooling: {', '.join(known)}")
     EmbedOptions.checked({"pooling": pooling})
     if pooling == "pooler" and tower.pool is None:
         raise UsageError(f"pooling 'pooler': model {checkpoint.source} has no pooler")
