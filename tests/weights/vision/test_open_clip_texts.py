@@ -14,13 +14,39 @@ from multimodal.weights.fit import check_vocabulary
 from multimodal.weights.vision.open_clip import open_clip_tokenizer
 from tests.helpers.data.gemma_text import gemma_tokenizer
 
-TEXTS = ["A photo of a DOG.", "zwei_Hunde,  am Strand!", "two cats (on) the mat", "cats and dogs " * 6]
+TEXTS = ["A photo of a DOG.", "zwei_Hunde,  am Strand!", " two cats\n\t(on) the mat ", "cats and dogs " * 6]
 LEARNED = ["a photo of a dog .", "two cats on the mat", "zwei hunde am strand", "cats and dogs"] * 9
 
 
 def gemma(folder: Path) -> dict:
     gemma_tokenizer(folder)
     return {"tokenizer_kwargs": {"clean": "canonicalize"}}
+
+
+def gemma_of_another_class(folder: Path, ends: str = "$A <eos>") -> dict:
+    """Gemma's vocabulary without lower case. `ends`: a text with what the post-processor puts around it."""
+    from tokenizers import Tokenizer, normalizers, processors
+
+    gemma_tokenizer(folder)
+    path, config = str(folder / "tokenizer.json"), folder / "tokenizer_config.json"
+    made = Tokenizer.from_file(path)
+    made.normalizer = normalizers.NFC()
+    made.post_processor = processors.TemplateProcessing(single=ends, special_tokens=[("<eos>", 1), ("<bos>", 2)])
+    made.save(path)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return {"tokenizer_kwargs": {}}
+
+
+def gemma_with_a_start(folder: Path) -> dict:
+    return gemma_of_another_class(folder, "<bos> $A")
+
+
+def gemma_without_ends(folder: Path) -> dict:
+    return gemma_of_another_class(folder, "$A") | {"tokenizer_kwargs": {"clean": "canonicalize"}}
+
+
+def pieces_without_kwargs(folder: Path) -> dict:
+    return pieces(folder) | {"tokenizer_kwargs": {}}
 
 
 def pieces(folder: Path) -> dict:
@@ -66,7 +92,10 @@ def test_a_tokenizer_that_ends_or_pads_texts_otherwise_than_the_model_expects_is
         check_vocabulary(tokenizer, replace(coca, pad_id=1), "model")
 
 
-@pytest.mark.parametrize("make", [gemma, pieces, words])
+@pytest.mark.parametrize(
+    "make",
+    [gemma, gemma_of_another_class, gemma_with_a_start, gemma_without_ends, pieces, pieces_without_kwargs, words],
+)
 def test_ids_equal_open_clips(make, tmp_path):
     from open_clip.tokenizer import HFTokenizer
 
@@ -93,6 +122,13 @@ def test_options_without_an_equal_are_refused_by_name(tmp_path):
                     {"tokenizer_mode": "clips"}):  # fmt: skip
         with pytest.raises(CheckpointError, match=rf"text_cfg\.{next(iter(changed))} .* is not supported"):
             open_clip_tokenizer(tmp_path, {"text_cfg": text | changed})
+    path = tmp_path / "tokenizer_config.json"
+    record = json.loads(path.read_text())
+    for side in ("padding_side", "truncation_side"):
+        path.write_text(json.dumps(record | {side: "left"}))
+        with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: {side} 'left' is not supported"):
+            open_clip_tokenizer(tmp_path, {"text_cfg": text})
+    path.write_text(json.dumps(record))
     pipeline = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(pipeline | {"post_processor": None}))
     assert open_clip_tokenizer(tmp_path, {"text_cfg": text}) is not None  # BertTokenizer puts its own

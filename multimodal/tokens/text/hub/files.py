@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
-from multimodal.system.files import optional_json, read_json
+from multimodal.system.files import optional_json, read_json, shown
 from multimodal.tokens.text.hub.added import completed
 from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
@@ -59,22 +59,23 @@ def hub_tokenizer(
     return None
 
 
+SINGLE_SPACES = [
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+]
 # big_vision's canonical form of SigLIP: lower case, no ASCII punctuation ("_" is a space), single spaces
 CANONICAL = [
     {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
     {"type": "Replace", "pattern": {"Regex": r"[!-/:-@\[-`{-~]"}, "content": ""},
-    {"type": "Lowercase"},
-    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
-    {"type": "Strip", "strip_left": True, "strip_right": True},
-]
+    {"type": "Lowercase"}, *SINGLE_SPACES,
+]  # fmt: skip
 
 
-def siglip2_tokenizer(folder: Path, size: int, context: int, canonical: bool = False) -> HubTokenizer:
+def siglip2_tokenizer(folder: Path, size: int, context: int) -> HubTokenizer:
     """SigLIP 2's text (Tschannen et al. 2025, section 2.1): Gemma's vocabulary, lower case, eos, padded to the context
-    with id 0. The model attends to its padding. `canonical`: without punctuation, as OpenCLIP. Raises
-    CheckpointError."""
+    with id 0. The model attends to its padding. Raises CheckpointError."""
     path = folder / FILE
-    pipeline = _cleaned(read_json(path), CANONICAL if canonical else [{"type": "Lowercase"}])
+    pipeline = _cleaned(read_json(path), [{"type": "Lowercase"}])
     pipeline["post_processor"] = None
     tokenizer = _made(path, pipeline, {"eos": "<eos>"}, {}, size, context, pad_to_length=True)
     if (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) != (0, None, 1):
@@ -85,23 +86,24 @@ def siglip2_tokenizer(folder: Path, size: int, context: int, canonical: bool = F
 
 def open_clip_text(folder: Path, size: int, context: int, canonical: bool, strip_sep: bool) -> HubTokenizer | None:
     """OpenCLIP's HFTokenizer of a folder with `tokenizer.json`, padded to the context; None without the file.
-    `strip_sep`: padding in place of the token that ends a text (CLIPA). Raises CheckpointError."""
+    `canonical`: lower case without punctuation; `strip_sep`: padding in place of the token that ends a text (CLIPA).
+    Raises CheckpointError."""
     path = folder / FILE
     if not path.is_file():
         return None
-    pipeline = _completed(path, read_json(path), {}, {})
+    pipeline, record = _completed(path, read_json(path), {}, {}), optional_json(folder / RECORD)
+    for side in ("padding_side", "truncation_side"):
+        if record.get(side, "right") != "right":
+            raise CheckpointError(f"{folder / RECORD}: {side} {shown(record[side])} is not supported")
     with naming_pipeline(path):
-        vocab = dict(vocabulary(pipeline))
-        if (vocab.get("<eos>"), vocab.get("<pad>")) == (1, 0):
-            return siglip2_tokenizer(folder, size, context, canonical)
-        pipeline = _cleaned(pipeline, CANONICAL) if canonical else pipeline
+        pipeline = _cleaned(pipeline, CANONICAL if canonical else SINGLE_SPACES)
         if strip_sep:
-            pad = next((token for token, i in vocab.items() if i == 0), None)
+            pad = next((token for token, i in vocabulary(pipeline) if i == 0), None)
             before, after = _around(pipeline.get("post_processor"))
             if pad is None or len(before) != 1 or len(after) != 1:
                 raise CheckpointError("strip_sep_token needs a token before and one after a text, and one with id 0")
             pipeline["post_processor"] = {"type": "BertProcessing", "cls": [before[0], 0], "sep": [pad, 0]}
-        return _made(path, pipeline, {}, {}, size, context, pad_to_length=True)
+        return _made(path, pipeline, {}, {}, size, context, pad_to_length=True, named_end=False)
 
 
 def _cleaned(pipeline: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
