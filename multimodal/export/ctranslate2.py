@@ -20,7 +20,9 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper
-from multimodal.system.files import read_json, read_json_value
+from multimodal.system.files import optional_json, read_json, read_json_value
+from multimodal.tokens.text.tokenizer import RECORD
+from multimodal.tokens.text.translation import PiecesTokenizer
 from multimodal.weights.fit import vocabulary_of
 from multimodal.weights.folder import Checkpoint
 
@@ -36,8 +38,9 @@ FASTER_WHISPER = 1500  # states of a window
 NEAR, ROUNDED = 1e-3, 0.1
 SCALINGS = ("default", "linear", "llama3")
 WINDOWED = ("mistral", "gemma3_text")  # others have no window there
-# what the tokenizers of its converter read, if that is not one `tokenizer.json`
-NEEDED = {"marian": ("source.spm", "target.spm", "vocab.json"), "m2m_100": ("sentencepiece.bpe.model", "vocab.json")}
+# what the tokenizers of its converter read
+NEEDED = {"marian": ("source.spm", "target.spm", "vocab.json"), "m2m_100": ("sentencepiece.bpe.model", "vocab.json"),
+          "umt5": ("tokenizer.json",)}  # fmt: skip
 
 
 def check_type(checkpoint: Checkpoint, parts: Parts) -> None:
@@ -68,16 +71,23 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
 
         def _load(self) -> Any:
             spec = super()._load()
-            if getattr(spec.config, "unk_token", "") is None:  # which the library does not read
-                spec.config.unk_token = ""  # as the converter itself writes for Llama
-            if isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal:
-                _set_scaling(spec.decoder.layer, checkpoint.model.config)
+            for name in ("unk_token", "bos_token"):
+                if getattr(spec.config, name, "") is None:  # which the library does not read
+                    setattr(spec.config, name, "")  # as the converter itself writes for Llama
+            config = checkpoint.model.config
+            if isinstance(checkpoint.model, TextTransformer) and config.causal:
+                _set_scaling(spec.decoder.layer, config)
+            elif isinstance(checkpoint.model, EncoderDecoder):  # the converter takes the encoder's
+                spec.decoder.num_heads = np.int16(config.decoder.stack.block.attention.heads)
             return spec
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as place, _quiet():
         source, whole = (Path(place) / name for name in ("source", "whole"))
         source.mkdir()
         write_folder(checkpoint, parts, source)
+        if parts[0]["model_type"] == "m2m_100" and isinstance(tokenizer := checkpoint.tokenizer, PiecesTokenizer):
+            languages = {"additional_special_tokens": [*tokenizer.languages]}  # which transformers 5 does not save
+            write_json(source / RECORD, optional_json(source / RECORD) | languages)
         names = [name for name in BESIDE if (source / name).exists()]
         names = [name for name in names if isinstance(checkpoint.model, Whisper) or name != "generation_config.json"]
         converter = RestoringConverter(str(source), copy_files=names)
@@ -90,7 +100,7 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
                 cause = f"CTranslate2's converter refuses it ({one_line(error, 200)})"
                 cause = f"CTranslate2 export needs {', '.join(lacks)}, which it lacks" if lacks else cause
                 raise UsageError(f"model {checkpoint.source}: {cause}") from None
-            _correct_start(checkpoint.model, target)
+            _correct(checkpoint.model, parts[0].get("decoder_start_token_id"), target)
             _check_numbers(checkpoint, target, NEAR if kind == "float32" else ROUNDED)
 
 
@@ -159,11 +169,19 @@ def _set_scaling(layers: list[Any], config: TextConfig) -> None:
         vars(layer.self_attention).update(made)  # setattr takes the attributes of its own loaders alone
 
 
-def _correct_start(model: nn.Module, folder: Path) -> None:
-    """Name the decoder's own first token: the converter takes <pad> for every Pegasus."""
+def _correct(model: nn.Module, start: int | None, folder: Path) -> None:
+    """Set what the converter leaves out of config.json: T5's epsilon, and the decoder's first token, `start` of a
+    checkpoint that says one: it takes <pad> for every Pegasus, and none for an mBART without a tokenizer's name. A
+    removed <pad> (`_difference`) stays the converter's."""
+    if isinstance(model, Whisper):
+        return
     path, config = folder / "config.json", read_json(folder / "config.json")
-    if config.get("decoder_start_token") and model.config.start_id < len(names := _names(folder)[1]):
-        write_json(path, config | {"decoder_start_token": names[model.config.start_id]})
+    tower = model.config.decoder if isinstance(model, EncoderDecoder) else model.config
+    config["layer_norm_epsilon"] = tower.stack.block.norm_eps
+    if isinstance(model, EncoderDecoder) and (start is not None or config["decoder_start_token"]):
+        names = _names(folder)[1]
+        config["decoder_start_token"] = [*names, config["decoder_start_token"]][min(model.config.start_id, len(names))]
+    write_json(path, config)
 
 
 @torch.no_grad()
@@ -177,17 +195,17 @@ def _difference(checkpoint: Checkpoint, folder: Path) -> float:
         sound = torch.randn(1, model.config.encoder.bands, 2 * model.config.encoder.context, generator=_drawn())
         found = made.encode(ctranslate2.StorageView.from_array(sound.numpy())).to(ctranslate2.DataType.float32)
         return _apart(found, model.encoder(sound))
-    rows = vocabulary_of(model.config) or 1
+    names = _names(folder) if isinstance(model, EncoderDecoder) else []  # without Marian's last <pad>
+    rows = min(map(len, names), default=vocabulary_of(model.config) or 1)
     length = min(PROBE, short_window(model.config) or PROBE)
     ids = torch.randint(rows, (1, length), generator=_drawn())
-    if isinstance(model, EncoderDecoder):
-        names = _names(folder)
-        made, start = ctranslate2.Translator(place), [names[1][model.config.start_id]]
-        given = [] if read_json(folder / "config.json").get("decoder_start_token") else start
+    if names:
+        stated = read_json(folder / "config.json")["decoder_start_token"]
+        given = [] if stated else [names[1][model.config.start_id]]
         source, target = ([side[i] for i in ids[0]] for side in names)
-        found = made.score_batch([source], [given + target])[0].log_probs[-length - 1 : -1]
+        found = ctranslate2.Translator(place).score_batch([source], [given + target])[0].log_probs[-length - 1 : -1]
         before = torch.cat([torch.tensor([[model.config.start_id]]), ids[:, :-1]], 1)
-        wanted = model(ids, before).log_softmax(-1).gather(-1, ids[..., None])
+        wanted = model(ids, before)[..., : len(names[1])].log_softmax(-1).gather(-1, ids[..., None])
         return _apart(found, wanted.flatten())
     if not model.config.causal:
         return _apart(ctranslate2.Encoder(place).forward_batch(ids.tolist()).last_hidden_state, model.states(ids))

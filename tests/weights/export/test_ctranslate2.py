@@ -12,7 +12,7 @@ from multimodal.export.export import export
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.data import wordpieces
-from tests.helpers.references import seq2seq
+from tests.helpers.references import seq2seq, translation
 from tests.helpers.tiny import randomized
 from tests.helpers.tiny_checkpoints import BYTES, IDS
 
@@ -121,6 +121,47 @@ def test_the_vocabulary_lies_beside_its_settings(tmp_path):
     export(folder, tmp_path / "out", to="ctranslate2")
     ids = [transformers.AutoTokenizer.from_pretrained(one)("the dogs").input_ids for one in (folder, tmp_path / "out")]
     assert ids[0] == ids[1] == [2, 5, 6, 7, 3]
+
+
+def translator(kind: str, folder: Path):
+    """Transformers' random model with the tokenizer of its kind, which both lie in `folder`. The decoder has other
+    heads than the encoder; T5's epsilon is large."""
+    import transformers
+
+    folder.mkdir()
+    if kind == "T5":
+        size = translation.t5(folder) + 20
+        config = transformers.T5Config(vocab_size=size, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3,
+                                       layer_norm_epsilon=1e-3)  # fmt: skip
+        model = randomized(transformers.T5ForConditionalGeneration(config))
+    else:
+        name = "MarianMTModel" if kind == "Marian" else f"{kind}ForConditionalGeneration"
+        size = {"M2M100": translation.m2m100, "MBart": translation.mbart50, "Marian": translation.marian}[kind](folder)
+        last = {"decoder_start_token_id": size - 1, "pad_token_id": size - 1} if kind == "Marian" else {}
+        options = {"vocab_size": size, "decoder_start_token_id": 2, "activation_function": "relu"} | last
+        model = seq2seq.named(None, kind, name, (seq2seq.STATIC,) if last else (), **options).reference
+        if last:
+            model.model.shared.weight.data[-1] = 0  # as in released files
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Marian", "MBart", "M2M100", "T5"])
+def test_translators_score_as_transformers_does(kind, tmp_path):
+    """Marian's <pad> comes last and is removed; mBART's tokenizer names no bos, and M2M-100's no languages."""
+    model = translator(kind, tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", to="ctranslate2")
+    names = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())
+    ids, config = torch.randint(3, 30, (1, 12)), model.config
+    start = 0 if kind == "T5" else config.decoder_start_token_id
+    before = torch.cat([torch.tensor([[start]]), ids[:, :-1]], 1)
+    wanted = model(ids, decoder_input_ids=before).logits[..., : len(names)].log_softmax(-1).gather(-1, ids[..., None])
+    tokens = [names[i] for i in ids[0]]
+    found = ctranslate2.Translator(str(tmp_path / "out")).score_batch([tokens], [tokens])[0].log_probs[:-1]
+    assert torch.allclose(torch.tensor(found), wanted.flatten(), atol=1e-4)
+    own = load(tmp_path / "model").required_tokenizer()
+    assert all(names[i] == name for name, i in getattr(own, "languages", {}).items())
 
 
 def test_a_missing_vocabulary_is_named(tmp_path):
