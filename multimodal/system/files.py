@@ -18,6 +18,7 @@ from multimodal.errors import CheckpointError, MultimodalError, UsageError
 from multimodal.system.signals import at_stop, unbroken
 
 MOST_JSON = 64 << 20  # bytes; the longest vocabularies of the hub have 33 MB
+MOST_NAME = 400  # characters of a path in an error
 MOST_DEPTH = 64  # nested arrays and objects
 _DIGITS = 40  # of a whole number; transformers writes 10**30 for "no limit"
 _short = Repr()
@@ -33,6 +34,12 @@ def shown(value: Any) -> str:
 def ascii_only(text: str) -> str:
     """Text on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def source_name(source: Any) -> str:
+    """Name of a path in errors: on one line, a very long one shortened."""
+    text = str(source).replace("\n", "\\n")
+    return text if len(text) <= MOST_NAME else f"{text[:200]}…{text[-100:]}"
 
 
 def path_of(source: Any, error: type[MultimodalError], name: str = "path") -> Path:
@@ -66,6 +73,8 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
             raise error(f"{name}: empty (0 bytes)")
         return io.BytesIO(source)
     path = path_of(source, error, name)
+    if name[:5].lower() == "data:" and not os.path.exists(path):
+        raise error(f"{name}: data URLs are not read (pass the bytes)")
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):

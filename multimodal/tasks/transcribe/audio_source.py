@@ -18,6 +18,7 @@ from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.system.ahead import Ahead
+from multimodal.system.files import source_name
 from multimodal.tokens.audio.arrays import Samples, as_audio
 from multimodal.tokens.audio.damage import DamagedSpan
 from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW, log10_mel, scaled_mel
@@ -152,7 +153,7 @@ class AudioSource:
 def name_of_audio(source: Any) -> str:
     """Path, or the kind of a source without one, on one line."""
     if isinstance(source, str | os.PathLike):
-        return str(source).replace("\n", "\\n")
+        return source_name(source)
     return "<bytes>" if isinstance(source, bytes) else "<samples>"
 
 

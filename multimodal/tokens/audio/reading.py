@@ -20,6 +20,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import AudioError, MultimodalError, UsageError
+from multimodal.system.files import source_name
 from multimodal.system.walk import matches, walk
 from multimodal.tokens.audio.container import ends_inside, promised_seconds
 from multimodal.tokens.audio.damage import HOLE_SECONDS, JITTER_SECONDS, TIMELESS, WHOLE, DamagedSpan, DecoderClock
@@ -151,7 +152,7 @@ def count_channels(source: str | Path | bytes, audio_track: int | None = None) -
 
 
 def _name(source: str | Path | bytes) -> str:
-    return "<bytes>" if isinstance(source, bytes) else str(source).replace("\n", "\\n")
+    return "<bytes>" if isinstance(source, bytes) else source_name(source)
 
 
 class _Reading(NamedTuple):

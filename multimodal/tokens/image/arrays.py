@@ -13,7 +13,8 @@ from torch import Tensor
 
 from multimodal.errors import ImageError
 from multimodal.tokens.arrays import numpy_of
-from multimodal.tokens.image.reading import EIGHT_BITS, ImageLimits, check_size, read_image
+from multimodal.tokens.image.reading import ImageLimits, check_size, read_image
+from multimodal.tokens.image.samples import EIGHT_BITS
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
 ImageInput = str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor

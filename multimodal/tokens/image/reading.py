@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from multimodal.errors import ImageError, MultimodalError, UsageError, one_line
-from multimodal.system.files import open_media
+from multimodal.system.files import open_media, source_name
 from multimodal.system.walk import matches, walk
+from multimodal.tokens.image.samples import eight_bit_key, load, open_image, scaled
 
 # Not TGA and PCX (random bytes match their signature), ICO (its header hides the image's size), EPS and WMF (they run
 # other programs).
@@ -39,8 +39,6 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Pillow's log about damaged files is printed
-# 16 to 8 bits by rounding v·255/65535.
-EIGHT_BITS = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,9 @@ def read_image(
 
     `least`, for training: edges of so many pixels are enough. A large JPEG is then decoded at 1/2, 1/4 or 1/8 of its
     size, by fewer coefficients of each block: quicker, and near the whole decoding resized."""
-    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
+    name = f"{len(source)} bytes" if isinstance(source, bytes) else source_name(source)
     with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
-        image = Image.open(file, formats=FORMATS)
+        image = open_image(file, FORMATS)
         check_size(image.size, limits, name)
         if least is not None:
             image.draft(None, (least, least))
@@ -72,10 +70,10 @@ def read_image(
 
 def image_size(source: str | Path | bytes) -> tuple[int, int] | None:
     """(width, height) by the header alone, before rotation; None for what is no image."""
-    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
+    name = f"{len(source)} bytes" if isinstance(source, bytes) else source_name(source)
     try:
         with _refusing(name), _quiet_pillow(), open_media(source, name, ImageError) as file:
-            return Image.open(file, formats=FORMATS).size
+            return open_image(file, FORMATS).size
     except ImageError:
         return None
 
@@ -90,9 +88,9 @@ def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
 
 def _upright(image: Image.Image, name: str) -> Image.Image:
     """Upright RGB; the image itself if it is so already."""
-    _load(image)
+    pixels = _load(image)
     turn = TURNS.get(_orientation(image))
-    flat = _flatten(image, name)
+    flat = _flatten(pixels, name)
     return flat if turn is None else flat.transpose(turn)
 
 
@@ -112,7 +110,7 @@ def find_images(paths: list[str], suffixes: Collection[str] = SUFFIXES) -> list[
             raise UsageError("'': names no image")
         images = _expand(text, suffixes)
         if not images:
-            raise UsageError(f"{text}: no image found ({_why_none(text, suffixes)})")
+            raise UsageError(f"{source_name(text)}: no image found ({_why_none(text, suffixes)})")
         unique.update(dict.fromkeys(images))
     return list(unique)
 
@@ -161,11 +159,11 @@ def check_size(
         raise error(f"{name}: too long and thin ({width}x{height}, aspect limit {limits.max_aspect:g})")
 
 
-def _load(image: Image.Image) -> None:
+def _load(image: Image.Image) -> Image.Image:
     if ImageFile.LOAD_TRUNCATED_IMAGES and isinstance(image, ImageFile.ImageFile):
         # Some libraries set this global; missing parts of files would silently be grey.
         raise ImageError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES must be off (True)")
-    image.load()
+    return load(image)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -180,47 +178,15 @@ def _flatten(image: Image.Image, name: str) -> Image.Image:
     """8-bit RGB, with alpha composed over white."""
     alpha = None
     if image.mode.startswith("I") or image.mode == "F":
-        image, alpha = _scaled(image, name)
+        image, alpha = scaled(image, name)
     elif image.has_transparency_data:
-        image = _eight_bit_key(image).convert("RGBA")
+        image = eight_bit_key(image).convert("RGBA")
         alpha = image.getchannel("A")
     if alpha is None:
         return image.convert("RGB") if image.mode != "RGB" else image
     white = Image.new("RGB", image.size, "white")
     white.paste(image.convert("RGB"), mask=alpha)
     return white
-
-
-def _eight_bit_key(image: Image.Image) -> Image.Image:
-    """Reduce a PNG's transparent colour to 8 bits, as Pillow does with the pixels of 16-bit RGB."""
-    key = image.info.get("transparency")
-    if image.mode == "La":
-        return image.convert("LA")  # premultiplied grey cannot convert to RGBA directly
-    if image.mode != "RGB" or not isinstance(key, tuple) or max(key) < 256:
-        return image
-    image = image.copy()
-    image.info = {**image.info, "transparency": tuple(part >> 8 for part in key)}
-    return image
-
-
-def _scaled(image: Image.Image, name: str) -> tuple[Image.Image, Image.Image | None]:
-    """Deep grey as (8-bit grey, alpha). White is 65535 in integers of files; in floats the smallest of 1, 255 and 65535
-    that covers all samples, since files do not state it, and in Pillow's mode I without a file the smaller of 255 and
-    65535, since `convert("I")` keeps the range of 8 bits. Raises ImageError for other ranges."""
-    samples = np.asarray(image)
-    wrong = samples.size - int(np.isfinite(samples).sum())
-    if wrong:
-        raise ImageError(f"{name}: samples that are not finite ({wrong} of {samples.size})")
-    low, high = samples.min(), samples.max()
-    if low < 0 or high > 65535:
-        raise ImageError(f"{name}: grey samples outside 0..65535 ({low:g}..{high:g})")
-    if image.mode == "F":
-        white = next(w for w in (1, 255, 65535) if high <= w)
-        return Image.fromarray(np.rint(samples * np.float32(255 / white)).astype(np.uint8)), None
-    hidden = image.info.get("transparency")
-    alpha = None if hidden is None else Image.fromarray(np.where(samples == hidden, 0, 255).astype(np.uint8))
-    shallow = image.mode == "I" and image.format is None and high <= 255
-    return Image.fromarray(samples.astype(np.uint8) if shallow else EIGHT_BITS[samples]), alpha
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple
 from PIL import Image
 
 from multimodal.errors import UsageError, VideoError
+from multimodal.system.files import source_name
 from multimodal.tokens.audio.container import ends_inside, promised_seconds
 from multimodal.tokens.audio.damage import SHORT_SECONDS, SHORT_SHARE, DamagedSpan
 from multimodal.tokens.demux import demuxed
@@ -194,7 +195,7 @@ def _name(source: VideoInput) -> str:
     if isinstance(source, bytes):
         return "<bytes>"
     if isinstance(source, str | Path):
-        return str(source).replace("\n", "\\n")
+        return source_name(source)
     if not callable(getattr(source, "read", None)) or not getattr(source, "seekable", lambda: False)():
         raise UsageError(f"video: expected a path, bytes or a seekable file (got {type(source).__name__})")
     return f"<{type(source).__name__}>"
