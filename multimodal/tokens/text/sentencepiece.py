@@ -2,14 +2,16 @@
 
 import codecs
 import math
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import read_json_value, shown, write_whole
-from multimodal.tokens.text.tokenizer import Tokenizer, with_names, write_record
+from multimodal.tokens.text.tokenizer import MARK, Tokenizer, checked, with_names, write_record
 
 
 def canonicalize(text: str) -> str:
@@ -24,12 +26,14 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(
         self, path: Path | str, pad_id: int | None = None, add_bos: bool = False, canonical: bool = False,
         context: int | None = None, pad_to_length: bool = False, vocab_size: int | None = None,
-        proto: bytes | None = None,
+        proto: bytes | None = None, added: Sequence[str] = (), prepend_scheme: str = "always",
     ):  # fmt: skip
         """`pad_id`: overrides the file's. `canonical`: apply `canonicalize`. `vocab_size`: rows of the model's
         embedding; those beyond the file's are control ids. `proto`: the model, if it was made from another kind of
-        file. Raises CheckpointError for a file that is not a model, does not fit `vocab_size`, or lacks the pad or bos
-        id."""
+        file. `added`: pieces that are found in a text before the model splits the rest. `prepend_scheme`: where the
+        model puts its space before a text: "always", so also behind such a piece and a template's control tokens, or
+        "first", at the beginning alone (transformers' `legacy` False). Raises CheckpointError for a file that is not a
+        model, does not fit `vocab_size`, or lacks the pad or bos id."""
         self.path = Path(path)
         self._model = pieces_model(self.path, proto)
         self._pieces = self._model.vocab_size()
@@ -46,15 +50,44 @@ class SentencePieceTokenizer(Tokenizer):
             raise CheckpointError(f"{self.path}: add_bos, but the model has no bos id")
         self.canonical, self.context, self.pad_to_length = canonical, context, pad_to_length
         self._names = {i: self._model.id_to_piece(i) for i in range(self._pieces) if self._model.is_control(i)}
-        self._names |= {i: f"[{i}]" for i in range(self._pieces, self.vocab_size)}
+        unused = (i for i in range(self._pieces) if self._model.is_unused(i))
+        self._names |= {i: f"[{i}]" for i in (*unused, *range(self._pieces, self.vocab_size))}
         self.control = frozenset(self._names)
+        self.added, self.prepend_scheme = tuple(added), prepend_scheme
+        if prepend_scheme not in ("always", "first"):
+            raise CheckpointError(f"{self.path}: prepend_scheme must be always or first (got {prepend_scheme!r:.40})")
+        if missing := [name for name in added if self._model.piece_to_id(name) == self.unknown_id]:
+            raise CheckpointError(f"{self.path}: has no piece {missing[0]!r:.40}")
 
     @property
     def control_names(self) -> Mapping[str, int]:
         return {name: i for i, name in self._names.items()}
 
     def _encode(self, text: str) -> list[int]:
-        return self._model.encode(canonicalize(text) if self.canonical else text)
+        return self._split(canonicalize(text) if self.canonical else text, {})
+
+    def encode_template(self, text: str) -> list[int]:
+        return self._split(checked(text), self.control_names)
+
+    def _split(self, text: str, control: Mapping[str, int]) -> list[int]:
+        """Ids of a text with names of control tokens."""
+        names = {**control, **{name: self._model.piece_to_id(name) for name in self.added}}
+        if not names:
+            return self._model.encode(text)
+        pattern, ids = "|".join(map(re.escape, sorted(names, key=len, reverse=True))), []
+        for number, part in enumerate(re.split(f"({pattern})", text)):  # texts and names alternate
+            model = self._inner if number and self.prepend_scheme == "first" else self._model
+            ids += [names[part]] if number % 2 else model.encode(part.replace(MARK, ""))
+        return ids
+
+    @cached_property
+    def _inner(self) -> Any:
+        """The model without a space before the text."""
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+        model = ModelProto.FromString(self.proto())
+        model.normalizer_spec.add_dummy_prefix = False
+        return pieces_model(self.path, model.SerializeToString())
 
     def _decode(self, ids: list[int]) -> str:
         return with_names(ids, self._names, self._model.decode)  # the library drops control pieces
@@ -70,8 +103,10 @@ class SentencePieceTokenizer(Tokenizer):
         write_whole(target, self._model.serialized_model_proto())
         names = ("pad_id", "canonical", "context", "pad_to_length", "vocab_size")
         settings = {key: getattr(self, key) for key in names}
-        add_bos = self.bos_id is not None
-        write_record(folder, {"kind": "sentencepiece", "file": target.name, "add_bos": add_bos, **settings})
+        optional = {"added": list(self.added)} if self.added else {}
+        optional |= {"prepend_scheme": "first"} if self.prepend_scheme == "first" else {}
+        record = {"kind": "sentencepiece", "file": target.name, "add_bos": self.bos_id is not None}
+        write_record(folder, record | settings | optional)
 
 
 class SigLIPText(SentencePieceTokenizer):
@@ -116,6 +151,39 @@ def pieces_model(path: Path, proto: bytes | None = None) -> Any:
         return sentencepiece.SentencePieceProcessor(model_proto=proto)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not a SentencePiece model ({error})") from None
+
+
+def extended_model(
+    path: Path, tokens: Sequence[dict[str, Any]], roles: Mapping[str, str]
+) -> tuple[bytes, list[str]]:  # fmt: skip
+    """The model of a file with tokens that a folder adds, as `added_tokens` lists them, and the names of those that are
+    not special. `roles`: names of `bos` and `eos`. Raises CheckpointError for a token whose id is another piece's, or
+    that takes the blanks beside it."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model, kind = ModelProto.FromString(pieces_model(path).serialized_model_proto()), ModelProto.SentencePiece
+    ids = {piece.piece: i for i, piece in enumerate(model.pieces)}
+    most = 2 * len(ids)
+    for token in tokens:
+        name, i = token["content"], token["id"]
+        if taken := [flag for flag in ("lstrip", "rstrip", "single_word") if token[flag]]:
+            raise CheckpointError(f"{path}: added token {name!r:.40} with {taken[0]} is not supported")
+        if name in ids:
+            continue
+        if not len(model.pieces) <= i < most:
+            raise CheckpointError(f"{path}: added token {name!r:.40} has id {i}, beside {len(model.pieces)} pieces")
+        for number in range(len(model.pieces), i):
+            model.pieces.add(piece=f"[{number}]", type=kind.UNUSED)
+        model.pieces.add(piece=name, type=kind.USER_DEFINED)
+        ids[name] = i
+    special = {*roles.values(), *(token["content"] for token in tokens if token["special"])} & ids.keys()
+    for name in special:
+        if model.pieces[ids[name]].type != kind.UNKNOWN:
+            model.pieces[ids[name]].type = kind.CONTROL
+    for role in ("bos", "eos"):
+        if roles.get(role) in ids:
+            setattr(model.trainer_spec, f"{role}_piece", roles[role])
+    return model.SerializeToString(), [token["content"] for token in tokens if token["content"] not in special]
 
 
 def sentencepiece_from(folder: Path, settings: dict[str, Any]) -> SentencePieceTokenizer:

@@ -48,6 +48,7 @@ _KEYS: dict[str, dict[str, Any]] = {
 _OPTIONAL: dict[str, dict[str, Any]] = {
     "bpe": {"languages": list[str]},
     "pieces": {"added": dict[str, int]},
+    "sentencepiece": {"added": list[str], "prepend_scheme": str},
     "t5": {"context": int},
     "byt5": {"context": int},
     "hub": {

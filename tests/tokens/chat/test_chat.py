@@ -10,8 +10,10 @@ from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.chat.template import MOST_LINES, render
 from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import MARK
 from multimodal.tokens.text.vocabulary import tokenizer_from
+from tests.helpers.references.hub import llama_pieces
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ 'USER: ' if m.role == 'user' else 'ASSISTANT: ' }}"
@@ -183,3 +185,35 @@ def test_media_in_order():
     given = [{"role": "user", "content": [{"type": "audio", "path": "a.wav"}, {"type": "text", "text": "b"},
                                           {"type": "image", "base64": "aGk="}]}]  # fmt: skip
     assert [(part.kind, part.value) for part in media(read_messages(given))] == [("audio", "a.wav"), ("image", b"hi")]
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_tokens_added_to_a_sentencepiece_model_equal_transformers(legacy, tmp_path):
+    """As fine-tunes of Llama have them, also after they are saved as ours."""
+    from transformers import AutoTokenizer
+
+    llama_pieces(tmp_path)
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    added = {"<unk>": 0, "<s>": 1, "</s>": 2, "<|im_start|>": 400, "<|im_end|>": 401, "<think>": 402}
+    record = {
+        "tokenizer_class": "LlamaTokenizer", "legacy": legacy, "bos_token": "<s>", "eos_token": "<|im_end|>",
+        "unk_token": "<unk>", "added_tokens_decoder": {
+            i: flags | {"content": name, "special": name != "<think>"} for name, i in added.items()}}  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    made = hub_tokenizer(tmp_path, {"model_type": "llama", "vocab_size": 408})
+    made.save(tmp_path / "ours")
+    for tokenizer in (made, tokenizer_from(tmp_path / "ours")):
+        assert isinstance(tokenizer, SentencePieceTokenizer)
+        assert tokenizer.eos_id == theirs.eos_token_id == 401
+        chat = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n<think>\nso the dog"
+        for text in (chat, "the cat", "<think>the", "a <think>"):
+            assert tokenizer.encode_template(text) == theirs.encode(text, add_special_tokens=False)
+        assert 402 in tokenizer.encode("a <think>b")
+        assert not tokenizer.control & set(tokenizer.encode("<|im_end|> [403]"))
+        assert tokenizer.decode([400, 401, 402], skip_control=False) == "<|im_start|><|im_end|><think>"
+    record["added_tokens_decoder"][400]["rstrip"] = True
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="with rstrip is not supported"):
+        hub_tokenizer(tmp_path, {"model_type": "llama", "vocab_size": 408})

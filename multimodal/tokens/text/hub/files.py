@@ -6,10 +6,10 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, read_json, shown
-from multimodal.tokens.text.hub.added import completed
+from multimodal.tokens.text.hub.added import added_tokens, completed
 from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
-from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
+from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer, extended_model
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 
 SPECIAL = "special_tokens_map.json"
@@ -176,8 +176,13 @@ def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | N
         return None
     ids = [config.get(f"{name}_token_id") for name in ("pad", "eos")]
     pad = next((i for i in ids if type(i) is int and i >= 0), 0)  # padding is masked: any id works
-    add_bos = bool(record.get("add_bos_token", True))
-    return SentencePieceTokenizer(path, pad, add_bos, context=context, vocab_size=size)
+    add_bos, named = bool(record.get("add_bos_token", True)), dict(_named(path.parent, record))
+    added, ends = added_tokens(path.parent, frozenset({*named.values(), *_more(record)})), _end_ids(path.parent, config)
+    added = [token | {"special": token["special"] or token["id"] in ends} for token in added]
+    proto, plain = extended_model(path, added, {role: named[role] for role in ("bos", "eos") if role in named})
+    scheme = "first" if record.get("legacy") is False else "always"
+    return SentencePieceTokenizer(path, pad, add_bos, context=context, vocab_size=size, proto=proto, added=plain,
+                                  prepend_scheme=scheme)  # fmt: skip
 
 
 def folder_tokenizer(
