@@ -7,7 +7,7 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, write_whole
 from multimodal.tokens.text.hub.added import added_tokens
-from multimodal.tokens.text.hub.build import METASPACE, unigram_tokenizer
+from multimodal.tokens.text.hub.build import SPLIT, unigram_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.hub.pipeline import FILE as PIPELINE
 from multimodal.tokens.text.languages import SENTINEL, sentinels_of
@@ -15,8 +15,6 @@ from multimodal.tokens.text.sentencepiece import ByteTokenizer, SentencePieceTok
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, with_names, write_record
 
 FILE = "spiece.model"
-# transformers' pipeline of a model with added tokens, which SentencePiece does not know
-SPLIT = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
 NAMES = {"eos": "</s>", "pad": "<pad>", "unk": "<unk>"}
 SENTINELS = 100
 
@@ -94,7 +92,7 @@ def t5_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | Non
         ids = [token["id"] for token in added_tokens(folder)]
         if not any(i >= size or f"[{i}]" in made.control_names for i in ids):  # each has a token of the file
             return made
-        own = without_sentinels(folder / FILE)
+        own = without_sentinels(folder / FILE)  # a pipeline of transformers, as SentencePiece knows no added tokens
         more = () if own else tuple(f"<extra_id_{i}>" for i in reversed(range(sentinels)))
         return unigram_tokenizer(folder / FILE, SPLIT, NAMES, config, size, more=more, proto=own)
     return hub_tokenizer(folder, config)

@@ -14,7 +14,7 @@ from multimodal.tokens.text.languages import languages_of
 from multimodal.tokens.text.sentencepiece import pieces_model
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
 
-SOURCE, TARGET, VOCAB = "source.spm", "target.spm", "vocab.json"
+SOURCE, TARGET, VOCAB, PIECES = "source.spm", "target.spm", "vocab.json", "sentencepiece.bpe.model"
 END, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 SPACE = "▁"
 # in the order of their ids, after those of vocab.json (fairseq, examples/m2m_100)
@@ -111,7 +111,10 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     """Tokenizer of a Hugging Face folder with M2M100's files or NLLB's `tokenizer.json`, or None. Raises
     CheckpointError."""
     if folder is None or not (folder / VOCAB).is_file():
-        return hub_tokenizer(folder, config)
+        made = hub_tokenizer(folder, config)
+        if made is None and folder and (path := folder / PIECES).is_file():
+            raise CheckpointError(f"{path}: expected {VOCAB} (M2M100) or tokenizer.json (NLLB) beside it")
+        return made
     record = optional_json(folder / RECORD)
     if (name := record.get("tokenizer_class") or "M2M100Tokenizer") != "M2M100Tokenizer":  # SMALL100's: a target first
         raise CheckpointError(f"{folder / RECORD}: expected tokenizer_class M2M100Tokenizer (got {name!r:.40})")
@@ -120,7 +123,7 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
         raise CheckpointError(f"{folder / RECORD}: language_codes must be one of {', '.join(CODES)} (got {kind!r:.40})")
     vocab = read_json(folder / VOCAB)
     languages = {f"__{code}__": len(vocab) + i for i, code in enumerate(CODES[kind])}
-    model, added = folder / "sentencepiece.bpe.model", _added(folder, vocab | languages)
+    model, added = folder / PIECES, _added(folder, vocab | languages)
     return _from_files(folder, model, model, vocab_size=config["vocab_size"], languages=languages, added=added)
 
 

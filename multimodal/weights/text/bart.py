@@ -18,6 +18,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.system.files import optional_json
+from multimodal.tokens.text.hub.fairseq import pieces_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family
@@ -134,7 +135,8 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     kind = optional_json(folder / RECORD).get("tokenizer_class") if folder else None
     if config.get("model_type") == "mbart" and kind not in MBART50:
         return None
-    return hub_tokenizer(folder, config)
+    made = pieces_tokenizer(folder, config, config["vocab_size"]) if folder else None
+    return made or hub_tokenizer(folder, config)
 
 
 FAMILY = Family(

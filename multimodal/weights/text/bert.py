@@ -19,6 +19,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.build import words_tokenizer
+from multimodal.tokens.text.hub.fairseq import pieces_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -227,4 +228,6 @@ def encoder_tokenizer(folder: Path | None, config: dict[str, Any], first: int = 
     size, context = config["vocab_size"], sentence_length(folder, config["max_position_embeddings"] - first)
     if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
         return words_tokenizer(folder, config, size, context, lowers(folder))
+    if made := pieces_tokenizer(folder, config, size, context, lowers(folder)):
+        return made
     return hub_tokenizer(folder, config, size, context, lowers(folder), named_end=False)

@@ -18,11 +18,20 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.translation import m2m100_tokenizer, marian_tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.text import bert
+from multimodal.weights.text import bart, bert, pegasus
 from multimodal.weights.text.encoders import deberta
 from tests.helpers import tiny
 from tests.helpers.references.hub import BERT, CORPUS, PIPELINES, ROOM, hub_folder, merges_folder
-from tests.helpers.references.translation import ENGLISH, m2m100, marian, pieces, t5
+from tests.helpers.references.translation import (
+    ENGLISH,
+    FAIRSEQ_IDS,
+    T5_IDS,
+    m2m100,
+    marian,
+    names_of,
+    pieces,
+    t5,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 TEXTS = [
@@ -195,6 +204,60 @@ def test_t5s_added_tokens_are_found_in_texts(tmp_path, layout):
     same(tokenizer, tmp_path, config)
     with pytest.raises(CheckpointError, match=f"has id {held + 21}, the model has {held + 21} tokens"):
         t5_tokenizer(tmp_path, config | {"vocab_size": held + 21})
+
+
+ALBERT_IDS = (("pad_id", 0), ("unk_id", 1), ("bos_id", -1), ("eos_id", -1))
+SPECIAL = ("[CLS]", "[SEP]", "[MASK]")
+
+
+@pytest.mark.parametrize(("kind", "own", "ids", "more", "around", "record"), [
+    ("xlm-roberta", "XLMRobertaTokenizer", FAIRSEQ_IDS, 2, (0, 2, 1, 3), {}),
+    ("camembert", "CamembertTokenizer", FAIRSEQ_IDS, 5, (5, 6, 1, 3), {}),
+    ("albert", "AlbertTokenizer", ALBERT_IDS, 0, (2, 3, 0, 1), {}),
+    ("albert", "AlbertTokenizer", ALBERT_IDS, 0, (2, 3, 0, 1), {"do_lower_case": False, "keep_accents": True}),
+    ("pegasus", "PegasusTokenizer", T5_IDS, 103, (None, 1, 0, 105), {}),
+    ("mbart", "MBart50Tokenizer", FAIRSEQ_IDS, 54, (None, 2, 1, 3), {}),
+])  # fmt: skip
+def test_a_sentencepiece_model_in_another_order_of_ids_is_read(tmp_path, kind, own, ids, more, around, record):
+    import transformers
+
+    file = "spiece.model" if kind in ("albert", "pegasus") else "sentencepiece.bpe.model"
+    model = pieces(tuple(ENGLISH), 60, ids, symbols=SPECIAL if kind == "albert" else ())
+    (tmp_path / file).write_bytes(model)
+    write(tmp_path / "tokenizer_config.json", tokenizer_class=own, **record)
+    config = {"vocab_size": len(names_of(model)) + more, "model_type": kind, "max_position_embeddings": 64}
+    tokenizer = (bart.tokenizer if kind in ("pegasus", "mbart") else bert.encoder_tokenizer)(tmp_path, config)
+    theirs = getattr(transformers, own).from_pretrained(tmp_path)
+    assert max(theirs.get_vocab().values()) < config["vocab_size"]
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.unknown_id) == around
+    assert tokenizer.control.isdisjoint(tokenizer.encode("</s><mask>[CLS] de_DE <unk_2> <pad>"))
+    texts = ["  The  ``Cat'' at the séa", "the\tdog\nsits", "ＣＡＴ ½"]
+    for text in [*texts, *ENGLISH[:5]]:
+        ids = theirs(text).input_ids
+        assert tokenizer.encode(text) == theirs(text, add_special_tokens=False).input_ids
+        assert [*tokenizer.batch([text]).ids[0]] == (ids[1:] if kind == "mbart" else ids)  # a direction names languages
+    if kind == "mbart":
+        codes = ("en_XX", "de_DE", "sl_SI")
+        assert [tokenizer.language_ids[code] for code in codes] == theirs.convert_tokens_to_ids(codes)
+    elif kind != "pegasus":
+        assert tokenizer.mask_id == theirs.mask_token_id
+        first, second = theirs(ENGLISH[0], ENGLISH[1])["input_ids"], tokenizer.pair(ENGLISH[0], ENGLISH[1])[0]
+        assert first == second
+    if kind != "mbart":
+        same(tokenizer, tmp_path, config, texts)
+
+
+def test_blenderbots_two_files_are_read_and_nllbs_need_tokenizer_json(tmp_path):
+    from transformers import BlenderbotTokenizer
+
+    folder, config = merges_folder(tmp_path, "roberta")
+    theirs = BlenderbotTokenizer.from_pretrained(folder)
+    tokenizer = pegasus.BLENDERBOT.tokenizer(folder, config | {"model_type": "blenderbot"})
+    for text in TEXTS:  # transformers 5 leaves out the eos
+        assert tokenizer.batch([text]).ids[0].tolist() == [*theirs(text).input_ids, tokenizer.eos_id]
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"bpe\.model: expected vocab\.json .* or tokenizer\.json .NLLB. beside"):
+        m2m100_tokenizer(tmp_path, {"vocab_size": 9})
 
 
 @pytest.mark.parametrize("kind", ["marian", "m2m100"])

@@ -19,15 +19,16 @@ WORDPIECE = (*BERT, "MPNetTokenizer")
 BYTE_LEVEL = ("RobertaTokenizer", "BartTokenizer", "GPT2Tokenizer")
 ENDS = {  # what they put around a text
     **dict.fromkeys((*BERT, "AlbertTokenizer", "DebertaV2Tokenizer"), ("BertProcessing", "[CLS]", "[SEP]")),
-    **dict.fromkeys(("MPNetTokenizer", "RobertaTokenizer", "BartTokenizer", "XLMRobertaTokenizer"),
-                    ("RobertaProcessing", "<s>", "</s>")),
+    **dict.fromkeys(
+        ("MPNetTokenizer", "RobertaTokenizer", "BartTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"),
+        ("RobertaProcessing", "<s>", "</s>")),
 }  # fmt: skip
 STEPS = {"do_lower_case": ("Lowercase", True), "keep_accents": ("StripAccents", False)}
 DEFAULTS = {  # of models whose files name no class
     **dict.fromkeys(("bert", "distilbert", "electra", "nomic_bert", "chinese_clip_text_model"), "BertTokenizer"),
     **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"), **dict.fromkeys(("gpt2", "opt"), "GPT2Tokenizer"),
     "mpnet": "MPNetTokenizer", "xlm-roberta": "XLMRobertaTokenizer", "albert": "AlbertTokenizer",
-    "deberta-v2": "DebertaV2Tokenizer",
+    "deberta-v2": "DebertaV2Tokenizer", "camembert": "CamembertTokenizer", "pegasus": "PegasusTokenizer",
 }  # fmt: skip
 MISNAMED = ("modernbert",)  # models whose files name a class that transformers does not use
 

@@ -18,6 +18,8 @@ from multimodal.tokens.text.wordpiece import FILE, WordPieceTokenizer, read_voca
 BERT_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"}
 MPNET_NAMES = {"cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "[UNK]", "mask": "<mask>"}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+# transformers' pipeline of T5 and others, which drops blanks around a text
+SPLIT = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
 
 
 def words_tokenizer(
@@ -49,27 +51,30 @@ def words_tokenizer(
 def unigram_tokenizer(
     path: Path, split: dict[str, Any], names: dict[str, str], config: dict[str, Any], size: int,
     context: int | None = None, steps: Sequence[dict[str, Any]] = (), more: Sequence[str] = (),
-    proto: bytes | None = None, lowercase: bool = False,
+    proto: bytes | None = None, lowercase: bool = False, first: Sequence[str] = (), skipped: int = 0,
+    before: Sequence[dict[str, Any]] = (),
 ) -> HubTokenizer:  # fmt: skip
     """From a SentencePiece model of Unigram, or its content `proto`. `split`: the pre-tokenizer. `names`: of special
-    tokens. `steps`: normalizers after the model's own. `more`: special tokens after the pieces. The others as in
-    `hub_tokenizer`. Raises CheckpointError."""
+    tokens. `before`, `steps`: normalizers before and after the model's own. `first`, `more`: special tokens before and
+    after the pieces, without the `skipped` first ones. The others as in `hub_tokenizer`. Raises CheckpointError."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     model = ModelProto.FromString(pieces_model(path, proto).serialized_model_proto())
     if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
         raise CheckpointError(f"{path}: expected a model of Unigram")
     kinds = {model.SentencePiece.CONTROL: True, model.SentencePiece.USER_DEFINED: False}
-    found = [(i, piece.piece, kinds[piece.type]) for i, piece in enumerate(model.pieces) if piece.type in kinds]
-    found += [(i, name, True) for i, name in enumerate(more, len(model.pieces))]
+    pieces = [(piece.piece, piece.score, kinds.get(piece.type)) for piece in model.pieces[skipped:]]
+    pieces = [*((name, 0.0, True) for name in first), *pieces, *((name, 0.0, True) for name in more)]
+    unknown = names["unk"]
+    unk_id = first.index(unknown) if unknown in first else model.trainer_spec.unk_id - skipped + len(first)
     charsmap = base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
     own = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
     pipeline = {
         "version": "1.0", "pre_tokenizer": split, "post_processor": None, "decoder": METASPACE,
         "added_tokens": [FLAGS | {"id": i, "content": name, "special": special, "normalized": False}
-                         for i, name, special in found],
-        "normalizer": {"type": "Sequence", "normalizers": [*own, *steps]},
-        "model": {"type": "Unigram", "unk_id": model.trainer_spec.unk_id, "byte_fallback": False,
-                  "vocab": [[piece.piece, piece.score] for piece in model.pieces] + [[name, 0.0] for name in more]},
+                         for i, (name, _, special) in enumerate(pieces) if special is not None],
+        "normalizer": {"type": "Sequence", "normalizers": [*before, *own, *steps]},
+        "model": {"type": "Unigram", "unk_id": unk_id, "byte_fallback": False,
+                  "vocab": [[name, score] for name, score, _ in pieces]},
     }  # fmt: skip
     return folder_tokenizer(path, pipeline, names, config, size, context, lowercase)

@@ -23,7 +23,7 @@ _GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
 _QWEN2 = {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}
 _OPT = {"bos": "</s>", "eos": "</s>", "unk": "</s>", "pad": "<pad>"}
 BYTE_LEVEL = {"gpt2": (_GPT2, False), "roberta": (_ROBERTA, True), "bart": (_ROBERTA, True), "qwen2": (_QWEN2, False),
-              "opt": (_OPT, False)}  # fmt: skip
+              "opt": (_OPT, False), "blenderbot": (_ROBERTA, False)}  # fmt: skip
 # words of Qwen2 (Yang et al. 2024): contractions, letters, single digits, signs, line ends, blanks
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -155,9 +155,8 @@ def _from_merges(
             f"{folder / 'merges.txt'}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}"
         )
     record = optional_json(folder / RECORD)
-    split = kind == "qwen2"
-    bytes_ = {"type": "ByteLevel", "add_prefix_space": record.get("add_prefix_space") or False, "trim_offsets": True,
-              "use_regex": not split}  # fmt: skip
+    split, space = kind == "qwen2", bool(record.get("add_prefix_space", kind == "blenderbot"))
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": True, "use_regex": not split}
     words = {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
     around = {"cls": ["<s>", 0], "sep": ["</s>", 0]}
     pipeline = {
