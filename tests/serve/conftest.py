@@ -16,11 +16,11 @@ from multimodal.serve.run import ServerProcess, configuration, listening
 MODELS = ("asr-conformer-en", "clip-vit-16", "sentence-mini", "gpt-mini", "translator-mini", "any-mini")
 
 
-def recorded(wave) -> bytes:
-    """A WAV file of samples at 16 kHz."""
+def recorded(wave, rate: int = 16_000) -> bytes:
+    """A WAV file of samples."""
     file = io.BytesIO()
     with wav.open(file, "wb") as made:
-        made.setparams((1, 2, 16_000, 0, "NONE", ""))
+        made.setparams((1, 2, rate, 0, "NONE", ""))
         made.writeframes((wave * 32767).short().numpy().tobytes())
     return file.getvalue()
 

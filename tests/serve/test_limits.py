@@ -43,6 +43,7 @@ def refused(answer: httpx.Response, status: int, *parts: str) -> None:
         ({"response_format": "xml"}, ["response_format: must be one of json", "'xml'"]),
         ({"language": "klingon"}, ["klingon"]),
         ({"timestamp_granularities[]": "letter"}, ["timestamp_granularities: must be word or segment"]),
+        ({"timestamp_granularities[]": "word"}, ["need response_format verbose_json (got json)"]),
         ({"stream": "perhaps"}, ["stream: must be true or false"]),
         ({"colour": "red"}, ["colour: unknown field"]),
         ({"stream": "true", "response_format": "srt"}, ["events are json, text or verbose_json (got srt)"]),
@@ -84,7 +85,7 @@ def test_models_and_paths_that_are_not_there(client):
 @pytest.mark.parametrize(
     ("path", "body", "parts"),
     [
-        ("embeddings", "{", ["json"]),
+        ("embeddings", "{", ["body: is not valid JSON (expecting property name", "at character 1)"]),
         ("embeddings", '{"input": []}', ["input: expected 1 to 2048 (got 0)"]),
         ("embeddings", '{"input": ["a", {"image": "data:image/png;base64,AAAA"}]}', ["not both at once"]),
         ("embeddings", '{"input": {"image": "http://127.0.0.1/a.png"}}', ["expected a data URL"]),
@@ -104,6 +105,10 @@ def test_models_and_paths_that_are_not_there(client):
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "seed": 9223372036854775808}', ["seed"]),
         ("chat/completions", '{"messages": [{"role": "tool", "content": "a"}]}', ["role", "'tool'"]),
         ("chat/completions", '{"messages": [{"role": ["user"], "content": "a"}]}', ["role", "['user']"]),
+        ("chat/completions", '{"messages": [{"role": "assistant", "content": "a", "name": null, "tool_calls": [{}]}]}',
+         ["messages[0].tool_calls: is not offered"]),
+        ("chat/completions", '{"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}]}',
+         ["messages[0].reasoning_content: is not offered"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "stop": "\\ud800"}',
          ["stop must be strings of UTF-8"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 10000000000}',
@@ -119,6 +124,8 @@ def test_models_and_paths_that_are_not_there(client):
          ["123456789 is not among"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"1": 101}}',
          ["logit_bias"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"x": 1}}',
+         ["logit_bias.x: input should be a valid integer"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "response_format": '
          '{"type": "json_object"}}', ["response_format: must be text", "'json_object'"]),
         ("translate", '{"input": "a", "source": "en", "target": "xx"}', ["xx"]),

@@ -27,7 +27,8 @@ class LiveRecording:
         self.checkpoint, self.lane, self.give = checkpoint, lane, give
         self.options = live_options(checkpoint, options)
         self.waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: commit; b"": the end
-        self.ahead, self.rest, self.closed, self.gone = 0, b"", False, False
+        self.ahead, self.closed, self.gone = 0, False, False
+        self.half, self.rest = b"", b""  # of a sample, until its other byte comes; samples not yet read
         self.offset = 0.0  # seconds before the current session
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
@@ -36,9 +37,12 @@ class LiveRecording:
         """Raises AudioError for a client that sends faster than the model hears."""
         if self.ahead > MOST_AHEAD * 2 * self.options.rate:
             raise AudioError(f"more than {MOST_AHEAD} seconds of sound wait")
-        self.ahead += len(samples)
-        if samples:
-            self.waiting.put(samples)
+        samples = self.half + samples
+        whole = len(samples) // 2 * 2
+        self.half = samples[whole:]
+        self.ahead += whole
+        if whole:
+            self.waiting.put(samples[:whole])
 
     def commit(self) -> None:
         self.waiting.put(None)
@@ -52,21 +56,26 @@ class LiveRecording:
         self.gone = True
         self.close()
 
-    def _read(self, size: int) -> bytes:
-        """Samples for a `PcmReader`; none at a commit or the end."""
-        while not self.rest:
+    def _wait(self) -> bool:
+        """Wait for samples; False at a commit or the end."""
+        if not self.rest:
             samples = self.waiting.get()
-            if not samples:
-                self.closed = samples is not None
-                return b""
-            self.rest, self.ahead = samples, self.ahead - len(samples)
+            self.closed, self.rest = samples == b"", samples or b""
+            self.ahead -= len(self.rest)
+        return bool(self.rest)
+
+    def _read(self, size: int) -> bytes:
+        """Samples for a `PcmReader`."""
+        if not self._wait():
+            return b""
         part, self.rest = self.rest[:size], self.rest[size:]
         return part
 
     def _follow(self) -> None:
         try:
             while not self.closed:
-                self._session()
+                if self._wait():
+                    self._session()
                 if not self.closed:
                     self._tell(None)
             self._tell(Event("summary", "", 0.0, self.offset, 0.0))
@@ -81,15 +90,10 @@ class LiveRecording:
         """Transcribe up to the next commit or the end."""
         reader = PcmReader(self._read, self.options.rate, "stream")
         session, arrived = LiveSession(self.checkpoint, self.options, reader), monotonic()
-        try:
-            for piece in reader:
-                arrived = piece.arrived
-                self._run(lambda piece=piece: session.piece(piece))
-        except AudioError:
-            if session.samples:
-                raise
-        if session.samples:
-            self._run(lambda: session.end(arrived))
+        for piece in reader:
+            arrived = piece.arrived
+            self._run(lambda piece=piece: session.piece(piece))
+        self._run(lambda: session.end(arrived))
         self.offset += session.samples / RATE
 
     def _run(self, events: Callable[[], Iterator[Event]]) -> None:

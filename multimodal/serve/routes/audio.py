@@ -12,7 +12,7 @@ from multimodal.serve.calls import named, outcome, streamed
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.lane import Job
 from multimodal.serve.jobs.speech import TranscriptionJob
-from multimodal.serve.jobs.texts import token_score
+from multimodal.serve.jobs.token_bytes import spellings, token_score
 from multimodal.serve.media import Media
 from multimodal.serve.state import Server, server_of
 from multimodal.serve.uploads import SMALL, Form, received
@@ -110,6 +110,9 @@ def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     if wrong := [one for one in granularities if one not in ("word", "segment")]:
         raise HttpError(400, f"timestamp_granularities: must be word or segment (got {wrong[0][:40]!r})",
                         param="timestamp_granularities")  # fmt: skip
+    if granularities and style != "verbose_json":
+        raise HttpError(400, f"timestamp_granularities: need response_format verbose_json (got {style})",
+                        param="timestamp_granularities")  # fmt: skip
     options["word_timestamps"] = "word" in granularities
     return style, options
 
@@ -172,8 +175,9 @@ def logprobs(checkpoint: Checkpoint, segments: list[dict[str, Any]]) -> dict[str
         for token, value in zip(one["tokens"], one["token_logprobs"], strict=True)
         if token not in tokenizer.control
     ]
-    texts = token_texts(tokenizer, [], [token for token, _ in pairs])
-    return {"logprobs": [token_score(text, value) for text, (_, value) in zip(texts, pairs, strict=True)]}
+    ids = [token for token, _ in pairs]
+    spelled = spellings(tokenizer, ids, token_texts(tokenizer, [], ids))
+    return {"logprobs": [token_score(one, value) for one, (_, value) in zip(spelled, pairs, strict=True)]}
 
 
 def verbose(result: dict[str, Any], task: str, granularities: list[str]) -> dict[str, Any]:

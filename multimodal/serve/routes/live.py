@@ -32,6 +32,11 @@ class Socket:
         self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self.recording: LiveRecording | None = None
 
+    def check_room(self) -> None:
+        """Raises HttpError."""
+        if self.server.live > (most := self.server.options.streams):
+            raise HttpError(429, f"{most} live recordings run already", "queue_full")
+
     def open(self, model: str | None, values: Mapping[str, Any], decoding: Mapping[str, Any]) -> LiveRecording:
         """Raises UsageError, NotReadyError."""
         served = self.server.of("transcribe", model)
@@ -43,15 +48,13 @@ class Socket:
 
 @contextlib.asynccontextmanager
 async def accepted(socket: WebSocket) -> AsyncIterator[Socket]:
-    """An open socket; one of `streams` at most. An error is sent and closes it."""
+    """An open socket. An error is sent and closes it."""
     server: Server = socket.app.state.server
     offered = [one for one in socket.scope.get("subprotocols", []) if not one.startswith(PROTOCOL_KEY)]
     await socket.accept(subprotocol=offered[0] if offered else None)
     made = Socket(socket, server)
     server.live += 1
     try:
-        if server.live > server.options.streams:
-            raise HttpError(429, f"{server.options.streams} live recordings run already", "queue_full")
         yield made
     except WebSocketDisconnect:
         pass
@@ -71,6 +74,7 @@ async def stream(socket: WebSocket, model: str | None = None, rate: str = "16000
     """Binary messages hold 16-bit samples of one channel, a text message "end" ends them; answers are JSON messages
     of type partial, final and summary."""
     async with accepted(socket) as own:
+        own.check_room()
         values = {"rate": int(rate) if rate.isdecimal() else rate}
         recording = own.open(model, values, {} if language is None else {"language": language})
         sending = asyncio.create_task(_send_events(own))
@@ -130,6 +134,7 @@ class FormatSettings(ClientSettings):
 
 
 class TurnSettings(ClientSettings):
+    type: Literal["server_vad"] = "server_vad"
     silence_duration_ms: FiniteFloat | None = Field(default=None, ge=1000 * SILENCE.low, le=1000 * SILENCE.high)
     threshold: FiniteFloat | None = None
 
@@ -144,6 +149,7 @@ class InputSettings(ClientSettings):
     format: FormatSettings | None = None
     turn_detection: TurnSettings | None = None
     transcription: TranscriptionSettings | None = None
+    noise_reduction: None = None
 
 
 class AudioSettings(ClientSettings):
@@ -156,7 +162,9 @@ class SessionSettings(ClientSettings):
     audio: AudioSettings | None = None
     input_audio_format: Literal["pcm16"] | None = None
     input_audio_transcription: TranscriptionSettings | None = None
+    input_audio_noise_reduction: None = None
     turn_detection: TurnSettings | None = None
+    include: list[str] | None = Field(default=None, max_length=0)
 
 
 class SessionUpdate(ClientSettings):
@@ -168,16 +176,19 @@ class Realtime:
 
     def __init__(self, own: Socket, model: str | None):
         self.own, self.model = own, model
-        self.values: dict[str, Any] = {"rate": REALTIME_RATE}
+        # no partial lines: clients join the deltas, so none may change
+        self.values: dict[str, Any] = {"rate": REALTIME_RATE, "step": LiveOptions.declared["longest"].default}
         self.decoding: dict[str, Any] = {}
-        self.item, self.before, self.said = _id("item"), None, ""
+        self.turns = True  # a pause ends the item, not a commit alone
+        self.item, self.before, self.texts = _id("item"), None, list[str]()
         self.finals = 0  # since the last commit
         self.filled = False  # sound has come since the last commit
 
     def session(self) -> dict[str, Any]:
         rate = {"type": "audio/pcm", "rate": self.values["rate"]}
-        return {"type": "transcription", "object": "realtime.transcription_session",
-                "audio": {"input": {"format": rate, "transcription": {"model": self.model}}}}  # fmt: skip
+        turns = {"type": "server_vad"} if self.turns else None
+        own = {"format": rate, "transcription": {"model": self.model}, "turn_detection": turns}
+        return {"type": "transcription", "object": "realtime.transcription_session", "audio": {"input": own}}
 
     async def send(self, kind: str, **fields: Any) -> None:
         await self.own.socket.send_json({"type": kind, "event_id": _id("event"), **fields})
@@ -203,7 +214,7 @@ class Realtime:
                 if self.own.recording is not None:
                     self.own.recording.drop()
                     self.own.recording = None
-                self.item, self.said, self.finals, self.filled = _id("item"), "", 0, False
+                self.item, self.texts, self.finals, self.filled = _id("item"), [], 0, False
                 await self.send("input_audio_buffer.cleared")
             case other:
                 raise UsageError(f"{str(other)[:60]!r} is not an event of a transcription session", argument="type")
@@ -216,7 +227,8 @@ class Realtime:
         if self.own.recording is not None:
             raise UsageError("settings must come before the first sound", argument="session")
         given = (session.audio or AudioSettings()).input or InputSettings()
-        turns = given.turn_detection or session.turn_detection or TurnSettings()
+        stated = [one.turn_detection for one in (given, session) if "turn_detection" in one.model_fields_set]
+        turns = next(filter(None, stated), TurnSettings())
         told = given.transcription or session.input_audio_transcription or TranscriptionSettings()
         model = self.model if told.model is None else told.model
         changes: dict[str, Any] = {} if given.format is None else {"rate": given.format.rate}
@@ -230,35 +242,30 @@ class Realtime:
         checkpoint = self.own.server.of("transcribe", model).checkpoint
         live_options(checkpoint, LiveOptions(decode=options_for(checkpoint, decoding), **values))
         self.model, self.values, self.decoding = model, values, decoding
+        self.turns = any(stated) if stated else self.turns
 
     async def tell(self, one: Any) -> None:
         """Send what the recording gave. Raises its errors."""
         if isinstance(one, MultimodalError):
             raise one
         if one is None:  # after a commit
-            if not self.finals:
-                await self._completed("")
+            if self.texts or not self.finals:
+                await self._completed()
             self.finals = 0
-        elif one.kind == "partial":
-            await self._delta(one.stable)
         elif one.kind == "final":
-            await self._completed(one.text)
+            self.texts.append(one.text)
             self.finals += 1
+            if self.turns:
+                await self._completed()
 
-    async def _completed(self, text: str) -> None:
+    async def _completed(self) -> None:
         """End the item; the next line gets another."""
+        text, kind = " ".join(self.texts), "conversation.item.input_audio_transcription"
         await self.send("input_audio_buffer.committed", item_id=self.item, previous_item_id=self.before)
-        await self._delta(text)
-        await self.send("conversation.item.input_audio_transcription.completed", item_id=self.item, content_index=0,
-                        transcript=text)  # fmt: skip
-        self.before, self.item, self.said = self.item, _id("item"), ""
-
-    async def _delta(self, text: str) -> None:
-        """Send what is new in a text that begins with what was sent."""
-        if text.startswith(self.said) and len(text) > len(self.said):
-            await self.send("conversation.item.input_audio_transcription.delta", item_id=self.item, content_index=0,
-                            delta=text[len(self.said) :])  # fmt: skip
-            self.said = text
+        if text:
+            await self.send(f"{kind}.delta", item_id=self.item, content_index=0, delta=text)
+        await self.send(f"{kind}.completed", item_id=self.item, content_index=0, transcript=text)
+        self.before, self.item, self.texts = self.item, _id("item"), []
 
 
 def _id(kind: str) -> str:
@@ -279,6 +286,7 @@ def _parsed(message: Any) -> dict[str, Any]:
 async def realtime(socket: WebSocket, intent: str = "transcription", model: str | None = None) -> None:
     """OpenAI's realtime protocol, transcription alone."""
     async with accepted(socket) as own:
+        own.check_room()
         if intent != "transcription":
             raise UsageError(f"{intent[:40]!r}: this server offers transcription", argument="intent")
         own.server.of("transcribe", model)

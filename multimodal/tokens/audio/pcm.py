@@ -83,7 +83,8 @@ class PcmReader:
 
     def _begin(self, data: bytes) -> bytes | None:
         """Samples after a WAV header, if any; None if it is incomplete. Raises AudioError."""
-        if kind := next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None):
+        kind = next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None)
+        if kind := kind or ("MP4" if data[4:8] == b"ftyp" else None):
             raise AudioError(f"{self.name}: expected raw 16-bit samples, got {kind}")
         if not data.startswith(b"RIFF"):
             return None if len(data) < 4 and b"RIFF".startswith(data) else data

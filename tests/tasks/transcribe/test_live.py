@@ -288,7 +288,8 @@ def test_a_wav_header_is_not_sound(size):
 
 @pytest.mark.parametrize(("data", "message"), [
     (b"fLaC" + bytes(99), "expected raw 16-bit samples, got FLAC"), (b"OggS" + bytes(99), "got Ogg"),
-    (b"ID3" + bytes(99), "got MP3"), (wav(0.1, rate=8000), "WAV of 1 channel, 16000 Hz, 16 bits, got 1, 8000"),
+    (b"ID3" + bytes(99), "got MP3"), (b"\0\0\0\x1cftypM4A " + bytes(99), "got MP4"),
+    (wav(0.1, rate=8000), "WAV of 1 channel, 16000 Hz, 16 bits, got 1, 8000"),
 ])  # fmt: skip
 def test_a_recording_is_no_bare_samples(data, message):
     with pytest.raises(AudioError, match=message):
