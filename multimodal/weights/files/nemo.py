@@ -33,6 +33,8 @@ def read_nemo(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = read_member(archive.extractfile(weights), weights.size, path)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise CheckpointError(f"{path}: a damaged tar archive ({one_line(error, 100)})") from None
+    # a joint network without dropout has one module fewer before its head
+    tensors = {name.replace("joint.joint_net.1.", "joint.joint_net.2."): one for name, one in tensors.items()}
     return tensors, config | {"sentencepiece": tokenizer, "tokenizer_files": files}
 
 

@@ -17,7 +17,7 @@ from multimodal.models.text_config import PositionConfig, sinusoidal_positions
 from multimodal.tokens.text.hub.recognizers import AggregateTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.speech.canary import CANARY, canary_config, canary_rows
-from multimodal.weights.speech.parakeet_nemo import complete_encoder, renamed
+from multimodal.weights.speech.parakeet_nemo import complete_encoder, renamed, warn_unread_tokenizer
 from multimodal.weights.table import NameRow, Tensors, weight_and_bias
 
 DECODER = "transf_decoder._decoder"
@@ -96,6 +96,7 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     if len(files) == 1 and len(parts) == 1:
         names = list(files)
     if not files or any(name not in files for name in names):
+        warn_unread_tokenizer(config)
         return None
     return AggregateTokenizer([files[name] for name in names], config["vocab_size"], "tokenizer.model")
 

@@ -3,6 +3,7 @@
 Values that NeMo leaves to be interpolated ("${…}") are read from the shapes of the tensors."""
 
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.speech.parakeet import PARAKEET_CTC, PARAKEET_TRANSDUCER, ctc_rows, transducer_rows
 from multimodal.weights.table import NameRow, Tensors
 
-# values that give other results, by section; a missing one has NeMo's default, which is this
+# of values that give other results, those that are computed, by section; a missing one has NeMo's default, the first
 ONLY: dict[str, dict[str, Any]] = {
     "preprocessor": {"sample_rate": 16000, "window_size": 0.025, "window_stride": 0.01, "window": "hann",
-                     "normalize": "per_feature", "n_fft": 512, "frame_splicing": 1, "log": True, "preemph": 0.97},
+                     "normalize": "per_feature", "n_fft": (512, None), "frame_splicing": 1, "log": True,
+                     "preemph": 0.97, "n_window_size": None, "n_window_stride": None, "lowfreq": 0,
+                     "highfreq": (None, 8000), "log_zero_guard_type": "add", "log_zero_guard_value": 2**-24,
+                     "exact_pad": False, "stft_exact_pad": False, "mag_power": 2, "mel_norm": "slaney"},
     "encoder": {"subsampling": "dw_striding", "causal_downsampling": False, "conv_norm_type": "batch_norm",
                 "conv_context_size": None, "att_context_style": "regular", "reduction": None, "untie_biases": True,
                 "global_tokens": 0},
 }  # fmt: skip
+UNLIMITED = 1000  # tokens a frame, where NeMo has no limit; more would be an endless loop
 LOCAL = ("rel_pos", "rel_pos_local_attn")
 # transformers' names and NeMo's, replaced in this order
 NAMES = {
@@ -59,8 +64,10 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise CheckpointError(f"nemo config: {name} must be a table (got {section!r:.40})")
     for key, only in ONLY.get(name, {}).items():
-        if section.get(key, only) != only:
-            raise CheckpointError(f"nemo config: {name}: {key} must be {only!r} (got {section[key]!r:.40})")
+        known = only if isinstance(only, tuple) else (only,)
+        if key in section and section[key] not in known:
+            told = " or ".join(map(repr, known))
+            raise CheckpointError(f"nemo config: {name}: {key} must be {told} (got {section[key]!r:.40})")
     return section
 
 
@@ -114,12 +121,21 @@ def _transducer(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
             f"nemo config: {size} tokens with the blank and {len(durations)} durations, but "
             f"'joint.joint_net.2.weight' has {outputs} outputs"
         )
-    most = ((config.get("decoding") or {}).get("greedy") or {}).get("max_symbols")
     return {
         "vocab_size": size, "blank_token_id": size - 1, "decoder_hidden_size": width, "num_decoder_layers": layers,
         "joint_hidden_size": len(tensors["joint.enc.weight"]), "hidden_act": joint.get("activation", "relu"),
-        "durations": durations, "max_symbols_per_step": most if type(most) is int else 10,
+        "durations": durations, "max_symbols_per_step": _most_symbols(config),
     }  # fmt: skip
+
+
+def _most_symbols(config: dict[str, Any]) -> int:
+    greedy = (config.get("decoding") or {}).get("greedy")
+    if greedy is None:
+        return 10
+    most = greedy.get("max_symbols") or greedy.get("max_symbols_per_step") or UNLIMITED
+    if type(most) is not int:
+        raise CheckpointError(f"nemo config: decoding: max_symbols must be a whole number (got {most!r:.40})")
+    return most
 
 
 def _durations(config: dict[str, Any]) -> list[Any]:
@@ -133,10 +149,16 @@ def _durations(config: dict[str, Any]) -> list[Any]:
     ]
 
 
+def warn_unread_tokenizer(config: dict[str, Any]) -> None:
+    kind = (config.get("tokenizer") or {}).get("type") or "letters"
+    warnings.warn(f"nemo config: a tokenizer of type {kind} is not read, so the model cannot transcribe", stacklevel=2)
+
+
 def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     """The archive's SentencePiece model; None without one."""
     proto = config.get("sentencepiece")
     if proto is None:
+        warn_unread_tokenizer(config)
         return None
     made = SentencePieceTokenizer("tokenizer.model", pad_id=0, proto=proto)
     if made.vocab_size != config["vocab_size"] - 1:

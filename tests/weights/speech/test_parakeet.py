@@ -6,6 +6,7 @@ import json
 import math
 import tarfile
 import warnings
+from dataclasses import replace
 
 import pytest
 import sentencepiece
@@ -249,6 +250,43 @@ def test_nemo_archives_become_folders_with_the_same_weights(name, tmp_path, piec
     assert made.model.config == ours.config
     assert all(torch.equal(tensor, ours.state_dict()[key]) for key, tensor in made.model.state_dict().items())
     assert made.tokenizer.decode(made.tokenizer.encode("abc cab")) == "abc cab"
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("lowfreq", 80), ("highfreq", 4000), ("mag_power", 1.0), ("mel_norm", None), ("log_zero_guard_value", 1e-3),
+    ("log_zero_guard_type", "clamp"), ("exact_pad", True), ("n_window_size", 320), ("n_window_stride", 80),
+    ("n_fft", 1024),
+])  # fmt: skip
+def test_other_features_of_nemo_are_refused(key, value, tmp_path, pieces):
+    config = nemo_config("parakeet-ctc")
+    config["preprocessor"][key] = value
+    path = nemo(tmp_path / "asr.nemo", config, nemo_tensors("parakeet-ctc"), pieces)
+    with pytest.raises(CheckpointError, match=f"preprocessor: {key} must be .* .got {value!r}"):
+        convert(path, tmp_path / "made")
+
+
+@pytest.mark.parametrize(("greedy", "most"), [
+    ({"max_symbols": 7}, 7), ({"max_symbols": None, "max_symbols_per_step": 3}, 3), ({"max_symbols": None}, 1000),
+])  # fmt: skip
+def test_nemos_limit_of_symbols_and_a_joint_without_dropout(greedy, most, tmp_path, pieces):
+    config, tensors = nemo_config("parakeet-rnnt"), nemo_tensors("parakeet-rnnt")
+    config["decoding"]["greedy"] = greedy
+    config["preprocessor"] |= {"n_fft": None, "highfreq": 8000}  # are 512 and the half of the rate
+    tensors = {name.replace("joint_net.2.", "joint_net.1."): one for name, one in tensors.items()}
+    made = convert(nemo(tmp_path / "asr.nemo", config, tensors, pieces), tmp_path / "made").model
+    assert made.config == replace(loaded("parakeet-rnnt")[1].config, most_symbols=most)
+
+
+@pytest.mark.parametrize("stated", [None, {"type": "wpe"}])
+def test_a_tokenizer_that_is_not_read_is_told(stated, tmp_path):
+    config = nemo_config("parakeet-ctc") | ({} if stated is None else {"tokenizer": stated})
+    path = nemo(tmp_path / "asr.nemo", config, nemo_tensors("parakeet-ctc"), b"", **{"./a_vocab.txt": b"a"})
+    with tarfile.open(path) as whole, tarfile.open(tmp_path / "b.nemo", "w") as made:
+        for member in whole:
+            if not member.name.endswith("tokenizer.model"):
+                made.addfile(member, whole.extractfile(member))
+    with pytest.warns(UserWarning, match=f"tokenizer of type {'wpe' if stated else 'letters'} is not read"):
+        assert convert(tmp_path / "b.nemo", tmp_path / "made").tokenizer is None
 
 
 def test_local_attention_of_nemo_sees_its_neighbours_alone(tmp_path, pieces, features):
