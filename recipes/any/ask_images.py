@@ -72,7 +72,7 @@ def chosen(options: list[str], random: torch.Generator) -> str:
 
 
 def readable(source: Source, keys: Iterable[int]) -> Iterator[tuple[int, Sample]]:
-    """Samples by key; broken ones are told and left out."""
+    """Samples by key; warnings name broken ones, which are left out."""
     for key in keys:
         try:
             yield key, source.read(key)
