@@ -127,9 +127,7 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     if fits:
         raise CheckpointError(f"{where}: matches several formats ({', '.join(f.name for f in fits)})")
     some = ", ".join(sorted(tensors)[:3])
-    vision = config.get("model_cfg", config).get("vision_cfg")
-    trunk = vision.get("timm_model_name") if isinstance(vision, dict) else None
-    kind = str(config.get("model_type") or config.get("architecture") or trunk or "no configuration file")
+    kind = str(config.get("model_type") or config.get("architecture") or _open_clip_kind(config))
     known = {name: None for family in families().values() for name in family.types if name}
     alike = [] if kind in known else get_close_matches(kind, known, n=3, cutoff=0.5)
     hint = f"; near: {', '.join(alike)}" if alike else ""
@@ -140,6 +138,14 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
         kind = f"{kind} with vision_config of kind {shown(tower['model_type'])}"
     hint += "; auto_map names code, which is never run" if config.get("auto_map") else ""
     raise CheckpointError(f"{where}: {cause} ({kind}; {len(tensors)} tensors such as {some}){hint}")
+
+
+def _open_clip_kind(config: dict[str, Any]) -> str:
+    model = config.get("model_cfg", config)
+    vision, text = (model[part] if isinstance(model.get(part), dict) else {} for part in ("vision_cfg", "text_cfg"))
+    if text.get("hf_model_name"):
+        return f"OpenCLIP with text_cfg.hf_model_name {shown(text['hf_model_name'])}"
+    return vision.get("timm_model_name") or ("OpenCLIP" if vision else "no configuration file")
 
 
 def load_foreign(

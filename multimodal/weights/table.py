@@ -37,6 +37,7 @@ FIRST = Op(lambda t: [t[None]], lambda ours: ours[0][0])  # ours has a leading a
 NO_FIRST = Op(lambda t: [t[0]], lambda ours: ours[0][None])  # theirs has a leading axis of 1
 NO_LAST = Op(lambda t: [t[..., 0]], lambda ours: ours[0][..., None])  # a pointwise convolution is a linear map
 SCALAR = Op(lambda t: [t.reshape(())], lambda ours: ours[0].reshape(1))
+ANY_SCALAR = Op(SCALAR.load, COPY.export)  # of shape [1] in some files
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,13 @@ def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str, of:
         if not any((row.reason or row.optional) and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: unexpected tensor {name!r}" + (f" of {of}" if of else ""))
     for name in sorted(expected.keys() & foreign.keys()):
-        if foreign[name].shape != expected[name].shape:
-            own, told = list(foreign[name].shape), list(expected[name].shape)
-            raise CheckpointError(f"{where}: tensor {name!r} has shape {own}, not {told}, as the configuration says")
-        check_like(name, foreign[name], expected[name], where)
+        tensor, told = foreign[name], expected[name]
+        if tensor.numel() == told.numel() == 1:  # a number in another shape fits if the row's op makes it so: see fill
+            tensor = tensor.reshape(told.shape)
+        if tensor.shape != told.shape:
+            shapes = f"{list(tensor.shape)}, not {list(told.shape)}"
+            raise CheckpointError(f"{where}: tensor {name!r} has shape {shapes}, as the configuration says")
+        check_like(name, tensor, told, where)
     check_finite({name: foreign[name] for name in sorted(expected.keys() & foreign.keys())}, where)
 
 

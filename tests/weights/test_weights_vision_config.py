@@ -91,13 +91,32 @@ def test_quickgelu_is_known_for_every_architecture_and_unknown_names_list_the_ne
      ("vision_cfg", "norm_kwargs", {"bias": False}), ("vision_cfg", "scale_heads", True),
      ("text_cfg", "hf_model_name", "roberta-base"), ("text_cfg", "embed_cls", True), ("text_cfg", "pool_type", "first"),
      ("text_cfg", "act_kwargs", {"approximate": "fast"}), ("", "multimodal_cfg", {"width": 8}),
-     ("", "nonscalar_logit_scale", True)],
+     ("vision_cfg", "patch_size", [16, 32])],
 )  # fmt: skip
 def test_what_open_clip_has_and_we_do_not_is_refused_by_key(part, key, value):
     record = {"embed_dim": 8, "vision_cfg": {}, "text_cfg": {}}
     (record[part] if part else record)[key] = value
-    with pytest.raises(CheckpointError, match=key):
+    with pytest.raises(CheckpointError, match=f"{key} .*is not supported|{key} .*has a ViT"):
         clip_openai.FAMILY.config_from({"model_cfg": record}, {})
+
+
+@pytest.mark.parametrize("text", ["roberta-base", None])
+def test_a_text_tower_of_hugging_face_is_named(text):
+    config = {"model_cfg": {"vision_cfg": {"width": 8}, "text_cfg": {"hf_model_name": text}}}
+    named = f"OpenCLIP with text_cfg.hf_model_name '{text}'" if text else "OpenCLIP"
+    with pytest.raises(CheckpointError, match=rf"file: unknown format \({named}; 1 tensors such as text\.proj"):
+        recognise({"text.proj.weight": torch.zeros(1)}, config, "file")
+
+
+def test_the_two_numbers_of_a_clip_may_have_an_axis():
+    made = case("OpenCLIP SigLIP")
+    tensors = {name: t[None] if name.startswith("logit_") else t for name, t in made.tensors.items()}
+    record = made.config["model_cfg"] | {"nonscalar_logit_scale": True}
+    model = made.family.load(tensors, {"model_cfg": record}, "file").model
+    assert model.logit_scale.equal(made.reference.logit_scale)
+    assert model.logit_bias.equal(made.reference.logit_bias)
+    with pytest.raises(CheckpointError, match=r"tensor 'logit_scale' has shape \[2\], not \[\]"):
+        made.family.load(tensors | {"logit_scale": torch.zeros(2)}, {"model_cfg": record}, "file")
 
 
 @pytest.mark.parametrize(
@@ -201,9 +220,27 @@ def test_open_clip_resizes_to_a_rectangle_by_bicubic_interpolation_alone(tmp_pat
         own = preprocess(image, open_clip_preprocessing(None, config))
         other = open_clip.image_transform(tuple(size), False, OPENAI_MEAN, OPENAI_STD, "shortest", "bilinear")
         assert own.equal(other(image)), size
-    for key, value in (("mode", "L"), ("interpolation", "lanczos")):
+    for key, value in (("mode", "L"), ("interpolation", "lanczos"), ("resize_mode", "square")):
         with pytest.raises(CheckpointError, match=rf"preprocess_cfg\.{key} '{value}' is not supported"):
             open_clip_preprocessing(None, {"preprocess_cfg": {key: value}})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [dict.fromkeys(("mode", "resize_mode", "interpolation", "mean", "std", "fill_color")), {"mean": 0.4, "std": 0.3},
+     {"interpolation": "random"}, {"mean": 0, "resize_mode": "squash"}],
+    ids=str,
+)  # fmt: skip
+def test_values_of_the_preprocessing_are_open_clips(record):
+    from open_clip import transform
+
+    image = Image.effect_mandelbrot((61, 43), (-2, -1, 1, 1), 40).convert("RGB")
+    made = transform.PreprocessCfg(**transform.merge_preprocess_dict(transform.PreprocessCfg(size=32), record))
+    config = {"model_cfg": {"vision_cfg": {"image_size": 32}}, "preprocess_cfg": record}
+    own = preprocess(image, open_clip_preprocessing(None, config))
+    assert own.equal(transform.image_transform_v2(made, is_train=False)(image))
+    with pytest.raises(CheckpointError, match=r"preprocess_cfg\.std: expected three numbers \(got \[1, 2\]\)"):
+        open_clip_preprocessing(None, {"preprocess_cfg": record | {"std": [1, 2]}})
 
 
 @pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.", "module._orig_mod."])
@@ -222,6 +259,11 @@ def test_clips_vocabulary_goes_with_clips_size(tmp_path):
     tokenizer = clip_openai.FAMILY.tokenizer(None, open_clip_architecture("ViT-B-32"))
     assert isinstance(tokenizer, CLIPTokenizer)
     assert tokenizer.context == 77
+    larger = {"embed_dim": 8, "vision_cfg": {}, "text_cfg": {"vocab_size": 64000}}
+    assert isinstance(clip_openai.FAMILY.tokenizer(None, larger), CLIPTokenizer)  # as in open_clip, if none is named
+    assert clip_openai.FAMILY.config_from(larger, {}).eos_id == 49407
+    larger["text_cfg"]["hf_tokenizer_name"] = "elsewhere"
+    assert clip_openai.FAMILY.config_from(larger, {}).eos_id == 63999
     assert clip_openai.FAMILY.tokenizer(None, open_clip_architecture("ViT-H-14-worldwide")) is None
     assert open_clip_trunk.FAMILIES[0].tokenizer(tmp_path, open_clip_architecture("ViT-B-16-SigLIP")) is None
     write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "CLIPTokenizer"})

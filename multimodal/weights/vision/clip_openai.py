@@ -13,7 +13,17 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.vision.resnet import ResNetConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.weights.family import Family
-from multimodal.weights.table import FIRST, TRANSPOSE, NameRow, Tensors, in_proj, linears, under, weight_and_bias
+from multimodal.weights.table import (
+    ANY_SCALAR,
+    FIRST,
+    TRANSPOSE,
+    NameRow,
+    Tensors,
+    in_proj,
+    linears,
+    under,
+    weight_and_bias,
+)
 from multimodal.weights.vision import conv_towers
 from multimodal.weights.vision.open_clip import (
     VISION,
@@ -24,6 +34,7 @@ from multimodal.weights.vision.open_clip import (
     settings,
     text_part,
     tower,
+    unsupported,
 )
 
 RESNET = "visual.layer1.0.conv1.weight"
@@ -35,8 +46,10 @@ def vision_part(model: dict[str, Any]) -> ViTConfig:
     part = settings(model["vision_cfg"], VISION, "vision_cfg.")
     image, patch = pair(part["image_size"]), pair(part["patch_size"])
     pools = {"tok": "token", "avg": "mean"}
-    if part["pool_type"] not in pools or patch[0] != patch[1]:
-        raise CheckpointError(f"OpenCLIP configuration: vision_cfg pool_type {part['pool_type']!r}, patch {patch}")
+    if part["pool_type"] not in pools:
+        raise unsupported("vision_cfg.pool_type", part["pool_type"])
+    if patch[0] != patch[1]:
+        raise unsupported("vision_cfg.patch_size", list(patch))
     late = bool(part["final_ln_after_pool"])
     stack = tower(part, part["width"] // part["head_width"], bool(model["quick_gelu"]), final_norm=not late)
     return ViTConfig(
@@ -134,7 +147,7 @@ def text_rows(config: CLIPConfig, prefix: str) -> list[NameRow]:
     elif config.text_project:
         rows.append(NameRow(f"{prefix}text_projection", "text_project.weight", TRANSPOSE))
     scalars = ["logit_scale"] + ["logit_bias"] * (config.loss == "sigmoid")
-    return rows + [NameRow(name, name) for name in scalars]
+    return rows + [NameRow(name, name, ANY_SCALAR) for name in scalars]
 
 
 def vision_rows(config: ViTConfig) -> list[NameRow]:

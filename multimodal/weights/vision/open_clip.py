@@ -16,6 +16,7 @@ from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.files import open_clip_text
 from multimodal.tokens.text.sentencepiece import SigLIPText
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.vision.image_processor import per_channel
 
 # open_clip's defaults (CLIPVisionCfg, CLIPTextCfg)
 VISION = {
@@ -29,12 +30,14 @@ TEXT = {
     "ls_init_value": None, "eos_id": 2, "no_causal_mask": False, "pool_type": "argmax", "proj_bias": False,
     "proj_type": "linear", "act_kwargs": None, "norm_kwargs": None,
 }  # fmt: skip
+PIXELS = {"mode": "RGB", "resize_mode": "shortest", "interpolation": "bicubic", "mean": OPENAI_MEAN, "std": OPENAI_STD,
+          "fill_color": 0}  # fmt: skip
 MODEL = {"embed_dim": None, "vision_cfg": None, "text_cfg": None, "quick_gelu": False, "init_logit_bias": None}
 # keys for training, initial values or text preparation, which do not change what the weights compute
 INERT = frozenset(
     ["patch_dropout", "output_tokens", "attn_pooler_queries", "attn_pooler_heads", "pos_embed_type", "timm_pool",
      "timm_proj", "timm_drop", "timm_drop_path", "timm_model_pretrained", "hf_tokenizer_name", "tokenizer_mode",
-     "tokenizer_kwargs", "pad_id", "custom_text", "init_logit_scale"]
+     "tokenizer_kwargs", "pad_id", "custom_text", "init_logit_scale", "nonscalar_logit_scale"]
 )  # fmt: skip
 
 
@@ -42,11 +45,11 @@ def settings(record: dict[str, Any], defaults: dict[str, Any], part: str) -> dic
     """`record` over `defaults`. Raises CheckpointError for an unknown key that is set."""
     for key, value in record.items():
         if key not in defaults and key not in INERT and value not in (None, False):
-            raise _unknown(part + key, value)
+            raise unsupported(part + key, value)
     return defaults | record
 
 
-def _unknown(option: str, value: Any) -> CheckpointError:
+def unsupported(option: str, value: Any) -> CheckpointError:
     return CheckpointError(f"OpenCLIP configuration: {option} {shown(value)} is not supported")
 
 
@@ -76,7 +79,7 @@ def tower(part: dict[str, Any], heads: int, quick: bool, final_norm: bool = True
 
 def _norm_eps(norm: dict[str, Any]) -> float:
     if set(norm) - {"eps"}:
-        raise _unknown("norm_kwargs", norm)
+        raise unsupported("norm_kwargs", norm)
     return norm.get("eps", 1e-5)
 
 
@@ -85,8 +88,10 @@ def text_part(model: dict[str, Any]) -> tuple[TextConfig, dict[str, Any]]:
     text = settings(model["text_cfg"], TEXT, "text_cfg.")
     stack = tower(text, text["heads"], bool(model["quick_gelu"]))
     config = TextConfig(text["vocab_size"], text["context_length"], stack, causal=not text["no_causal_mask"])
-    # argmax: the end of text is the highest id of the vocabulary (49407 in CLIP's)
-    pools = {"argmax": ("eos", text["vocab_size"] - 1), "eos": ("eos", text["eos_id"]), "last": ("last", -1)}
+    # argmax: the end of text is the highest id, also where CLIP's vocabulary has fewer ids than the model rows
+    last = text["vocab_size"] - 1
+    last = last if text.get("hf_tokenizer_name") else min(last, CLIPTokenizer.eos_id)
+    pools = {"argmax": ("eos", last), "eos": ("eos", text["eos_id"]), "last": ("last", -1)}
     if text["pool_type"] not in pools or text["proj_type"] not in ("linear", "none"):
         raise CheckpointError(
             f"OpenCLIP configuration: text_cfg pool_type {text['pool_type']!r} with proj_type "
@@ -105,18 +110,16 @@ def open_clip_preprocessing(folder: Path | None, config: dict[str, Any]) -> Prep
     if record is None:
         return None
     size = pair(config.get("model_cfg", config).get("vision_cfg", {}).get("image_size", 224))
-    mode, interpolation = record.get("resize_mode", "shortest"), record.get("interpolation", "bicubic")
-    for key, value, known in (("mode", record.get("mode", "RGB"), ("RGB",)),
-                              ("interpolation", interpolation, ("bicubic", "bilinear"))):  # fmt: skip
-        if value not in known:
-            raise _unknown(f"preprocess_cfg.{key}", value)
+    record = PIXELS | {key: value for key, value in record.items() if value}  # null is the default in open_clip, and 0
+    for key, known in (("mode", ("RGB",)), ("resize_mode", ("shortest", "longest", "squash")),
+                       ("interpolation", ("bicubic", "bilinear", "random"))):  # fmt: skip
+        if record[key] not in known:
+            raise unsupported(f"preprocess_cfg.{key}", record[key])
+    mode, interpolation = record["resize_mode"], record["interpolation"].replace("random", "bicubic")
+    mean, std = (per_channel(record[key], f"OpenCLIP configuration: preprocess_cfg.{key}") for key in ("mean", "std"))
     if mode == "shortest" and size[0] != size[1]:
         interpolation = "bicubic"  # open_clip's ResizeKeepRatio gets no other
-    return Preprocessing(
-        size, mode, interpolation,
-        tuple(map(float, record.get("mean", OPENAI_MEAN))), tuple(map(float, record.get("std", OPENAI_STD))),
-        record.get("fill_color", 0), 1.0,
-    )  # fmt: skip
+    return Preprocessing(size, mode, interpolation, mean, std, record["fill_color"], 1.0)
 
 
 def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -125,9 +128,9 @@ def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenize
     text = config.get("model_cfg", config).get("text_cfg", {})
     size, context = text.get("vocab_size", 49408), text.get("context_length", 77)
     options = dict(text.get("tokenizer_kwargs") or {})
-    if not text.get("hf_tokenizer_name") and size == 49408:
+    if not text.get("hf_tokenizer_name") and size >= CLIPTokenizer.vocab_size:
         if options not in ({}, {"clean": "lower"}):
-            raise _unknown("text_cfg.tokenizer_kwargs", options)
+            raise unsupported("text_cfg.tokenizer_kwargs", options)
         return CLIPTokenizer(context)
     clean, strip_sep = options.pop("clean", "whitespace"), bool(options.pop("strip_sep_token", False))
     canonical = clean == "canonicalize"
@@ -138,9 +141,9 @@ def open_clip_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenize
     if not text.get("hf_tokenizer_name"):
         return None
     if options or clean not in ("canonicalize", "whitespace"):
-        raise _unknown("text_cfg.tokenizer_kwargs", text["tokenizer_kwargs"])
+        raise unsupported("text_cfg.tokenizer_kwargs", text["tokenizer_kwargs"])
     if text.get("tokenizer_mode"):
-        raise _unknown("text_cfg.tokenizer_mode", text["tokenizer_mode"])
+        raise unsupported("text_cfg.tokenizer_mode", text["tokenizer_mode"])
     return open_clip_text(folder, size, context, canonical, strip_sep)
 
 

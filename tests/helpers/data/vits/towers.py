@@ -1,7 +1,7 @@
 """Tiny random CLIPs of open_clip with convolutional image towers, for test_conv_towers.py."""
 
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -37,17 +37,17 @@ CASES: dict[str, tuple[str, int, bool, dict[str, Any], dict[str, Any]]] = {
 
 def small(record: dict[str, Any]) -> Any:
     """Context in which timm makes the tiny trunk of a configuration, at any place that names it."""
-    import timm
+    from timm.models import _registry, model_entrypoint
 
-    own = timm.create_model
     name = record["vision_cfg"].get("timm_model_name")
-    return patch.object(timm, "create_model", lambda kind, **named: own(kind, **named, **_sizes(name)))
+    own = {name: partial(model_entrypoint(name), **_sizes(name))} if name else {}
+    return patch.dict(_registry._model_entrypoints, own)
 
 
-def _sizes(name: str | None) -> dict[str, Any]:
+def _sizes(name: str) -> dict[str, Any]:
     from timm.models.fastvit import RepConditionalPosEnc
 
-    sizes = TRUNKS.get(name or "", {})
+    sizes = TRUNKS.get(name, {})
     mixers = sizes.get("token_mixers")
     return sizes | {"pos_embs": tuple(RepConditionalPosEnc if one == "attention" else None for one in mixers)} \
         if mixers else sizes  # fmt: skip
