@@ -65,6 +65,9 @@ def as_http(error: Exception) -> HttpError:
 
 def _invalid(error: RequestValidationError | ValidationError) -> HttpError:
     first = error.errors()[0]
-    place = ".".join(str(one) for one in first["loc"] if one != "body")
+    if first["type"] == "json_invalid":
+        problem, place = first["ctx"]["error"].rstrip(" :").lower(), first["loc"][-1]
+        return HttpError(400, f"body: is not valid JSON ({problem} at character {place})")
+    place = ".".join(str(one) for one in first["loc"] if one not in ("body", "[key]"))
     got = "" if first["type"] == "missing" else f" (got {first.get('input')!r:.40})"
     return HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)

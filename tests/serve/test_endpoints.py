@@ -241,6 +241,9 @@ def test_chat_has_log_probabilities(asked):
         messages=[{"role": "user", "content": content}], model="any-mini", logprobs=True, max_tokens=12
     ).choices[0]
     assert "".join(one.token for one in seen.logprobs.content) == seen.message.content
+    lead = load("gpt-mini").required_tokenizer().encode("ё")[0]  # a token each byte
+    part = ask(logit_bias={str(lead): 100}).choices[0].logprobs.content
+    assert [(one.token, one.bytes) for one in part] == [("\\xd1", [0xD1])] * 9
 
 
 def test_images_are_classified_from_forms_and_json(client):

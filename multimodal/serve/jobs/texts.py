@@ -11,6 +11,7 @@ from multimodal.errors import TextError, UsageError
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.clip import CLIP
 from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
+from multimodal.serve.jobs.token_bytes import spellings, token_score
 from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter
@@ -155,20 +156,17 @@ def token_scores(writer: TextWriter, prompt: Any, answer: Continuation, top: int
     tokenizer, before = writer.tokenizer, ids_of(prompt)
     logprobs = writer.logits(prompt, ids).log_softmax(-1)
     own, (values, best) = logprobs.gather(1, logprobs.new_tensor(ids, dtype=int)[:, None])[:, 0], logprobs.topk(top)
-    scores, length = TokenScores(), 0
-    for i, text in enumerate(token_texts(tokenizer, before, ids)):
-        if length >= len(answer.text):  # what follows is a stop string
+    texts, scores, length = token_texts(tokenizer, before, ids), TokenScores(), 0
+    for i, (text, spelled) in enumerate(zip(texts, spellings(tokenizer, ids, texts), strict=True)):
+        if answer.stopped == "stop" and length >= len(answer.text):  # what follows is a stop string
             break
         length += len(text)
-        others = [token_texts(tokenizer, [*before, *ids[:i]], [other])[0] for other in best[i].tolist()]
-        rivals = [token_score(other, value) for other, value in zip(others, values[i].tolist(), strict=True)]
-        scores.append(token_score(text, own[i].item()) | {"top_logprobs": rivals})
+        rivals = []
+        for other, value in zip(best[i].tolist(), values[i].tolist(), strict=True):
+            (rival,) = spellings(tokenizer, [other], token_texts(tokenizer, [*before, *ids[:i]], [other]))
+            rivals.append(token_score(rival, value))
+        scores.append(token_score(spelled, own[i].item()) | {"top_logprobs": rivals})
     return scores
-
-
-def token_score(text: str, logprob: float) -> dict[str, Any]:
-    """A token as OpenAI writes it."""
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def ids_of(prompt: Any) -> list[int]:

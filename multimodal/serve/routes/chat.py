@@ -26,6 +26,7 @@ router = APIRouter(prefix="/v1", tags=["text"])
 REASONS = {"end": "stop", "stop": "stop", "max_new_tokens": "length", "context": "length"}
 DECODING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens",
             "max_completion_tokens": "max_new_tokens", "n": "num_return"}  # fmt: skip
+UNSET = (None, "", [], {})  # fields of a message with these values say nothing
 DEFAULT_TOKENS, MOST_TOKENS = 256, 10**9
 EXAMPLE = {"messages": [{"role": "user", "content": [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}, {"type": "text", "text": "What is this?"},
@@ -100,6 +101,9 @@ async def read_parts(messages: list[dict[str, Any]], media: Media) -> list[Messa
             raise HttpError(
                 400, f"{where}.role: must be system, user or assistant (got {str(role)[:40]!r})", param=where
             )
+        if more := [name for name, value in one.items() if name not in ("role", "content") and value not in UNSET]:
+            problem = f"{where}.{more[0][:40]}: is not offered (a message has role and content)"
+            raise HttpError(400, problem, param=where)
         content = one.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, list) or not parts:
