@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
+from multimodal.tasks.text.generate import end_ids
 from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
@@ -59,9 +61,11 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     added += [token for token in pipeline.get("added_tokens") or [] if not token["special"]]
     added.sort(key=lambda token: token["id"])
     causal = isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal
-    ends = None if causal and not tokenizer.puts_end else tokenizer.eos_id
+    translates = isinstance(checkpoint.model, EncoderDecoder) and tokenizer.language_ids
+    begin = None if translates else tokenizer.bos_id  # its texts begin with their language
+    ends = begin, None if causal and not tokenizer.puts_end else tokenizer.eos_id
     pipeline["model"] = with_control(pipeline["model"], names)
-    pipeline |= {"added_tokens": added, "post_processor": _around(names, tokenizer, ends)}
+    pipeline |= {"added_tokens": added, "post_processor": _around(names, tokenizer, *ends)}
     write_json(folder / "tokenizer.json", pipeline)
     kind = next((name for own, name in CLASSES.items() if isinstance(tokenizer, own)), "PreTrainedTokenizerFast")
     spelled = {i: name for name, i in names.items()}
@@ -71,6 +75,8 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     if "eos_token" in roles:  # bytes spell all texts, but CTranslate2 needs a name
         roles = {"unk_token": roles["eos_token"]} | roles
     record = {"tokenizer_class": kind, "model_max_length": tokenizer.context or _context(checkpoint), **roles}
+    if kind == "PreTrainedTokenizerFast":  # whose segments a decoder's `generate` refuses
+        record["model_input_names"] = ["input_ids", "attention_mask"]
     if isinstance(tokenizer, WordPieceTokenizer):  # they override tokenizer.json
         record |= {"do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
                    "tokenize_chinese_chars": tokenizer.split_chinese}  # fmt: skip
@@ -80,15 +86,24 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     return True
 
 
+def write_generation(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> None:
+    """Ids that `generate` needs, which config.json has, with all that end a text."""
+    names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
+    made = {name: config[name] for name in names if config.get(name) is not None}
+    if isinstance(checkpoint.model, EncoderDecoder):  # or else it ends after 20 tokens
+        made["max_length"] = _context(checkpoint)
+    write_json(folder / "generation_config.json", made | {"eos_token_id": end_ids(checkpoint)})
+
+
 def _context(checkpoint: Checkpoint) -> int:
     config = checkpoint.model.config
     return getattr(config, "context", None) or getattr(config, "decoder", None).context
 
 
-def _around(names: dict[str, int], tokenizer: Tokenizer, eos: int | None) -> dict[str, Any] | None:
+def _around(names: dict[str, int], tokenizer: Tokenizer, bos: int | None, eos: int | None) -> dict[str, Any] | None:
     """The pipeline's step that puts tokens around a text, and around the two of a pair."""
     spelled = {i: name for name, i in names.items()}
-    ends = [spelled.get(i) for i in (tokenizer.bos_id, eos)]
+    ends = [spelled.get(i) for i in (bos, eos)]
     if not any(ends):
         return None
     tokens = {name: {"id": name, "ids": [names[name]], "tokens": [name]} for name in ends if name}

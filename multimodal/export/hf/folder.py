@@ -6,7 +6,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.configs import described
-from multimodal.export.hf.files import image_processor, write_json, write_tokenizer, write_whisper
+from multimodal.export.hf.files import image_processor, write_generation, write_json, write_tokenizer, write_whisper
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
@@ -24,6 +24,7 @@ BESIDE = (
     "target.spm", "preprocessor_config.json", "processor_config.json", "generation_config.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+GENERATING = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 MODULE_FILES = ("config.json", "model.safetensors")
 Parts = tuple[dict[str, Any], Tensors, Path | None]
 
@@ -61,7 +62,8 @@ def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Stor
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
     else:
-        config, left = _completed(config, checkpoint), _write_beside(checkpoint, config["model_type"], folder)
+        config = _completed(config, checkpoint)
+        left = _write_beside(checkpoint, config, folder)
     write_json(folder / "config.json", config | {"dtype": store})
     # clones, since safetensors refuses tied tensors
     held = {name: tensor.clone() for name, tensor in to_stored(tensors, store, checkpoint.source).items()}
@@ -98,11 +100,11 @@ def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]
     return made
 
 
-def _write_beside(checkpoint: Checkpoint, kind: str, folder: Path) -> list[str]:
-    """Write preprocessing and tokenizer; return the names of those that transformers lacks."""
+def _write_beside(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> list[str]:
+    """Write preprocessing, tokenizer and generation; return the names of those that transformers lacks."""
     left = []
     if checkpoint.preprocessing is not None:
-        record = image_processor(checkpoint.preprocessing, kind)
+        record = image_processor(checkpoint.preprocessing, config["model_type"])
         if record is None:
             left.append("preprocessing")
         else:
@@ -111,4 +113,6 @@ def _write_beside(checkpoint: Checkpoint, kind: str, folder: Path) -> list[str]:
         left.append("tokenizer")
     if isinstance(checkpoint.model, Whisper):
         write_whisper(checkpoint, folder)
+    elif checkpoint.tokenizer is not None and config["architectures"][0].endswith(GENERATING):
+        write_generation(checkpoint, config, folder)
     return left

@@ -19,6 +19,7 @@ from multimodal.tasks.text.embed import embed
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.data import wordpieces
+from tests.helpers.paths import ROOT
 from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 
@@ -127,7 +128,8 @@ def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
         made, own = AutoTokenizer.from_pretrained(tmp_path / name), load(name)
         text = text.replace("<eos>", "")  # a control token there
         wanted = own.required_tokenizer().batch([text]).ids[0].tolist()
-        assert made(text).input_ids == (wanted[:-1] if name == "gpt-mini" else wanted)
+        parts = {"gpt-mini": wanted[:-1], "bert-mini": wanted, "translator-mini": wanted[1:]}  # a language precedes
+        assert made(text).input_ids == parts[name]
         if name == "bert-mini":  # which has no segments
             ids = torch.tensor([own.required_tokenizer().pair("A dog", "the sea")[0]])
             theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / name)
@@ -136,6 +138,15 @@ def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
     model = load(tmp_path / "gpt-mini")
     assert multimodal.generate("The", model, max_new_tokens=8, temperature=0) == multimodal.generate(
         "The", "gpt-mini", max_new_tokens=8, temperature=0)  # fmt: skip
+
+
+def test_a_translator_translates_there_as_the_guide_says(tmp_path, monkeypatch):
+    export("translator-mini", tmp_path / "translator-hf", to="hf")
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(r"(?s)```py\n(.*?)```", (ROOT / "docs" / "exports.md").read_text())
+    exec(lines, names := {})
+    wanted = multimodal.translate("A dog runs on the beach.", "translator-mini", source="en", target="de", beam_size=1)
+    assert names["text"] == wanted == "Ein Hund rennt am Strand."
 
 
 def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path):
