@@ -340,6 +340,8 @@ def _list_row(line: Line, base: str, columns: ListColumns, trust: Trust) -> Sour
     if refused:
         return SourceRow(path, fault=refused, place=line.number)
     label, texts, fault = columns.label_and_texts(values)
+    if Path(path).suffix.lower() in SOUNDS and str(values.get("offset") or 0).strip("0."):
+        fault = f"excerpts are not read: offset must be 0 (got {values['offset']!r:.40})"
     return SourceRow(media, media, label, texts, values, fault, line.number)
 
 

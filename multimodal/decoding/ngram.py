@@ -1,5 +1,6 @@
 """Word n-gram language models from ARPA files, and scores of sub-word tokens by them (`lm_fusion.ShallowFusion`)."""
 
+import codecs
 import gzip
 import math
 import zlib
@@ -19,7 +20,7 @@ from multimodal.errors import CheckpointError
 from multimodal.system.files import path_of
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-START, END, UNKNOWN = "<s>", "</s>", "<unk>"
+START, END, UNKNOWN, CAPITALS = "<s>", "</s>", "<unk>", "<UNK>"  # some files have the last
 MISSING = -100.0  # log10 p(<unk>) of a file without one, as in KenLM
 MOST_STATES = 1 << 14  # texts
 LOWEST = -1000.0  # for SRILM's -inf, so that differences stay finite
@@ -150,7 +151,7 @@ def _read(lines: _Lines) -> NgramModel:
 
 
 def _counts(lines: _Lines) -> list[int]:
-    while next(lines) != b"\\data\\":  # SRILM and KenLM allow text before
+    while next(lines).removeprefix(codecs.BOM_UTF8) != b"\\data\\":  # SRILM and KenLM allow text before
         pass
     counts: list[int] = []
     while (line := lines.filled()) != b"\\1-grams:":
@@ -200,13 +201,17 @@ def _unigrams(
         raise lines.fault(f"a word above is not UTF-8 ({error.object!r:.60})") from None
     if lack := [word for word in (START, END) if word not in given]:
         raise lines.fault(f"the 1-grams have no {lack[0]}")
+    if CAPITALS in given:
+        given.setdefault(UNKNOWN, given.pop(CAPITALS))
     if UNKNOWN not in given:
         given[UNKNOWN] = len(given)
         logprobs, backoffs = np.append(logprobs, MISSING * math.log(10)), np.append(backoffs, 0)
     words = sorted(given)
     places = [given[word] for word in words]
     values = (part[places].astype(np.float32) for part in (logprobs, backoffs))
-    return words, {word.encode(): i for i, word in enumerate(words)}, Table(np.arange(len(words)), *values)
+    made = {word.encode(): i for i, word in enumerate(words)}
+    made[CAPITALS.encode()] = made[UNKNOWN.encode()]
+    return words, made, Table(np.arange(len(words)), *values)
 
 
 def _keys(lines: _Lines, rows: np.ndarray, tables: list[Table], words: int, first: int) -> np.ndarray:

@@ -255,6 +255,7 @@ def test_damage_inside_a_shard_is_said(tmp_path):
         ({"file_name": "x.png"}, r"no text \(others"), ({"file_name": "x.png", "text": None}, r"no text \(others"),
         ({"file_name": "pipe:touch x", "text": "x"}, "a command in a list is not run"),
         ({"file_name": "PIPE:touch x", "text": "x"}, "a command in a list is not run"),
+        ({"audio_filepath": "x.wav", "text": "x", "offset": 3.2}, r"not read: offset must be 0 \(got 3.2\)"),
         ({"file_name": "x.png", "captions": ["a", 3]}, r"line 2: a text is not a string \(3\)"),
     ],
 )  # fmt: skip
@@ -270,6 +271,9 @@ def test_a_broken_line_keeps_its_number(row, cause, tmp_path):
 
 
 def test_broken_rows_of_a_csv(tmp_path):
+    (tmp_path / "b.csv").write_bytes(b"path,text,offset\na.wav,one,0.00\na.wav,two,10\na.wav,three,\n")
+    rows = map(open_source(tmp_path / "b.csv").row, range(3))
+    assert ["excerpts" in row.fault for row in rows] == [False, True, False]
     (tmp_path / "a.csv").write_bytes(b"filepath,title\na.png,one\nb.png\nc.png,t,u\nd.png,\xff\n,x\ne.png,five\n")
     source = open_source(tmp_path / "a.csv")
     faults = [source.row(key).fault for key in range(6)]

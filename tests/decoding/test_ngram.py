@@ -25,7 +25,7 @@ from multimodal.train.recipe_cli import start
 ARPA = """made by hand
 \\data\\
 ngram 1=5
-ngram 2=4
+ngram 2=5
 ngram 3=1
 
 \\1-grams:
@@ -40,6 +40,7 @@ ngram 3=1
 -0.4\ta b\t-0.1
 -0.9\tb </s>
 -0.8\tb a
+-0.3\tb <unk>
 
 \\3-grams:
 -0.1\t<s> a b
@@ -60,7 +61,10 @@ def made(recipe, folder: Path, texts: list[str], order: int) -> Path:
     return folder / "lm.arpa"
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("pack", [
+    bytes, gzip.compress, lambda data: b"\xef\xbb\xbf" + data.partition(b"\n")[2],
+    lambda data: data.replace(b"<unk>", b"<UNK>"),
+])  # fmt: skip
 def test_probabilities_with_back_off_are_those_by_hand(tmp_path, pack):
     (tmp_path / "lm.arpa").write_bytes(pack(ARPA.encode()))
     model = read_arpa(tmp_path / "lm.arpa")
@@ -69,6 +73,7 @@ def test_probabilities_with_back_off_are_those_by_hand(tmp_path, pack):
         "b": (-0.5 - 0.7) - 0.9,  # "<s> b" backs off
         "a a": -0.2 + (-0.3 - 0.25 - 0.6) + (-0.25 - 1.0),  # twice; the context "a a" is not there, so costs nothing
         "b a": (-0.5 - 0.7) - 0.8 + (-0.25 - 1.0),
+        "b zebra": (-0.5 - 0.7) - 0.3 - 1.0,
         "a zebra": -0.2 + (-0.3 - 0.25 - 2.0) - 1.0,
         "": -0.5 - 1.0,
         "</s>": (-0.5 - 2.0) - 1.0,  # a control word in a text is a word like any that is not there
@@ -88,8 +93,8 @@ def test_a_file_without_unk_gives_unknown_words_next_to_nothing(tmp_path):
     [
         ("ngram 1=5", "ngram 1=6", "line 13: 5 of the 6 1-grams"),
         ("ngram 1=5", "ngram 1=4", "line 12: expected \\2-grams: after 4 1-grams"),
-        ("ngram 2=4", "ngram 3=4", "line 4: expected 'ngram 2=COUNT'"),
-        ("ngram 2=4", "ngram 2=many", "line 4: expected 'ngram 2=COUNT'"),
+        ("ngram 2=5", "ngram 3=5", "line 4: expected 'ngram 2=COUNT'"),
+        ("ngram 2=5", "ngram 2=many", "line 4: expected 'ngram 2=COUNT'"),
         ("-0.6\ta\t", "x\ta\t", "line 11: no number"),
         ("-0.6\ta\t", "nan\ta\t", "line 11: no logarithm of a probability"),
         ("-0.6\ta\t", "0.6\ta\t", "line 11: no logarithm of a probability"),
@@ -97,8 +102,8 @@ def test_a_file_without_unk_gives_unknown_words_next_to_nothing(tmp_path):
         ("-0.8\tb a", "-0.8\tb c", "line 18: the word 'c' is no 1-gram"),
         ("-0.8\tb a", "-0.8\tb a a a", "line 18: no 2-gram"),
         ("-0.8\tb a", "-0.8\ta b", "line 18: this n-gram was given before"),
-        ("<s> a b", "a a b", "line 21: the context of this n-gram was not given"),
-        ("\\end\\", "\\4-grams:", "line 23: expected \\end\\ after 1 3-grams"),
+        ("<s> a b", "a a b", "line 22: the context of this n-gram was not given"),
+        ("\\end\\", "\\4-grams:", "line 24: expected \\end\\ after 1 3-grams"),
         ("\\end\\\n", "", "the file ends before \\end\\"),
         ("\\data\\", "data", "the file ends before \\end\\"),
         ("</s>\n", "x\n", "the 1-grams have no </s>"),

@@ -110,7 +110,8 @@ def test_a_disk_that_fails_is_an_early_end(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("form", "codec"), [("asf", "wmav2"), ("avi", "libmp3lame"), ("w64", "pcm_s16le"),
-                                             ("caf", "pcm_s16le"), ("au", "pcm_s16be"), ("wv", "wavpack")])  # fmt: skip
+                                             ("caf", "pcm_s16le"), ("au", "pcm_s16be"), ("wv", "wavpack"),
+                                             ("wav", "adpcm_ima_wav"), ("wav", "adpcm_ms")])  # fmt: skip
 def test_rarer_containers_that_end_early(form, codec):
     file = encode(sweep(44100, 12), 44100, form, codec, options={"b": "96k"} if codec == "wmav2" else None)
     assert abs(len(read_audio(file)) - 12 * 16000) < 0.1 * 16000

@@ -9,6 +9,7 @@ KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
 W64 = bytes.fromhex("72696666 2e91cf11 a5d628db 04c10000")
 ASF_FILE = bytes.fromhex("a1dcab8c 47a9cf11 8ee400c0 0c205365")
 # Sizes in WAV headers written to a pipe, where the writer cannot seek back.
+UNCOMPRESSED = (1, 3, 0xFFFE)  # format tags of WAV: PCM, floats, either with more of a header
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
 MOST_CHUNKS = 10000  # to walk; a file of empty chunks would take minutes
 
@@ -39,17 +40,21 @@ def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
 
 
 def _wav_seconds(file: io.BufferedIOBase) -> float | None:
-    """Size of the data chunk over the byte rate (PyAV limits its duration to the file's size)."""
-    offset, byte_rate = 12, 0
+    """Samples of a compressed WAV by its fact chunk, since its byte rate may be a guess; else the size of the data
+    chunk over the byte rate (PyAV limits its duration to the file's size)."""
+    offset, kind, rate, byte_rate, samples = 12, 1, 0, 0, 0
     for _ in range(MOST_CHUNKS):
         if len(header := bytes_at(file, offset, 8)) < 8:
             return None
         name, size = struct.unpack("<4sI", header)
         if name == b"fmt ":
-            byte_rate = int.from_bytes(bytes_at(file, offset + 16, 4), "little")
+            kind, _, rate, byte_rate = struct.unpack("<HHII", bytes_at(file, offset + 8, 12).ljust(12, b"\0"))
+        if name == b"fact":
+            samples = int.from_bytes(bytes_at(file, offset + 8, 4), "little")
         if name == b"data":
-            known = byte_rate and not any(size in span for span in PLACEHOLDERS)
-            return size / byte_rate if known else None
+            count, each = (size, byte_rate) if kind in UNCOMPRESSED or not samples else (samples, rate)
+            known = each and not any(number in span for number in (size, count) for span in PLACEHOLDERS)
+            return count / each if known else None
         offset += 8 + size + size % 2
     return None
 
