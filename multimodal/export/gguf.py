@@ -109,10 +109,20 @@ def _as_gguf(arch: str, name: str, tensor: Tensor, attention: Any) -> Tensor:
 
 def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     """Fields of the vocabulary. Raises UsageError for one whose way to split words GGUF has no name for."""
-    config, roles = checkpoint.model.config, {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
-    made: dict[str, Any] = {f"{name}_token_id": i for name, i in roles.items() if i is not None}
+    config, chat = checkpoint.model.config, checkpoint.chat
+    ends = dict.fromkeys(i for i in (tokenizer.eos_id, *tokenizer.end_ids) if i is not None)
+    ends |= dict.fromkeys(chat.end_ids(tokenizer) if chat else ())
+    if len(ends) > 3:
+        raise UsageError(f"model {checkpoint.source}: GGUF holds three tokens that end a text (got {len(ends)})")
+    bos = tokenizer.bos_id
+    if bos is None and chat:  # texts get none, the template writes it
+        bos = tokenizer.control_names.get(chat.tokens.get("bos_token", ""))
+    made: dict[str, Any] = {f"{name}_token_id": i for name, i in zip(("eos", "eot", "eom"), ends, strict=False)}
+    made |= {} if bos is None else {"bos_token_id": bos}
     made |= {"padding_token_id": tokenizer.pad_id, "add_bos_token": tokenizer.bos_id is not None}
     if isinstance(tokenizer, SentencePieceTokenizer):
+        if chat and tokenizer.prepend_scheme == "first":
+            raise UsageError(f"model {checkpoint.source}: llama.cpp puts a space behind each control token")
         kinds = [made | _pieces(tokenizer, config.vocabulary)]
     elif (pipeline := tokenizer.pipeline()) is not None and pipeline["model"]["type"] == "BPE":
         own = made | _bytes(tokenizer, pipeline, config.vocabulary)

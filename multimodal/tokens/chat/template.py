@@ -35,7 +35,8 @@ def render(
     try:
         made = compiled(template)
         with _bounded():
-            text = made.render(messages=plain, add_generation_prompt=True, tools=None, **(variables or {}))
+            none = {"tools": None, "documents": None}
+            text = made.render(messages=plain, add_generation_prompt=True, **none, **(variables or {}))
     except TemplateError as error:
         raise CheckpointError(f"{where}: {one_line(error, 200)}") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError, MemoryError,

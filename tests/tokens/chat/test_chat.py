@@ -16,7 +16,8 @@ from multimodal.tokens.text.vocabulary import tokenizer_from
 from tests.helpers.references.hub import llama_pieces
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ 'USER: ' if m.role == 'user' else 'ASSISTANT: ' }}"
+    "{{ bos_token }}{{ 'Read: ' if documents is not none }}"
+    "{% for m in messages %}{{ 'USER: ' if m.role == 'user' else 'ASSISTANT: ' }}"
     "{% if m.content is string %}{{ m.content | trim }}{% else %}{% for p in m.content %}"
     "{% if p.type == 'image' %}<image>\n{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{{ ' ' }}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}"

@@ -10,8 +10,13 @@ from multimodal.export.export import export
 from multimodal.export.refusals import differences
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
+from multimodal.tasks.text.generate import end_ids
+from multimodal.tokens.chat.format import ChatFormat
+from multimodal.tokens.chat.messages import read_messages
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
+from tests.helpers.references.hub import hub_folder
 from tests.helpers.tiny import TEXTS, randomized
 from tests.helpers.tiny_checkpoints import BYTES, IDS, checkpoint
 
@@ -19,9 +24,9 @@ ROWS = torch.tensor([[3, 7, 5, 2, 11, 4], [8, 6, 4, 2, 9, 20]])
 TEXT = "zq's 12 <eos>\n\n"
 
 
-def llama(window: int | None = None, **positions) -> TextTransformer:
+def llama(window: int | None = None, vocabulary: int = IDS, **positions) -> TextTransformer:
     config = replace(
-        TEXTS["llama"], vocabulary=IDS, context=64, tied=False, positions=PositionConfig("rotary", **positions),
+        TEXTS["llama"], vocabulary=vocabulary, context=64, tied=False, positions=PositionConfig("rotary", **positions),
         window=window,
     )  # fmt: skip
     attention = replace(config.stack.block.attention, width=32)  # rows of 32 numbers, as 8 bits need
@@ -42,6 +47,22 @@ def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
         )
     sizes = [(tmp_path / f"{store}.gguf").stat().st_size for store in ("float32", "int8")]
     assert sizes[1] < sizes[0]
+
+
+def test_tokens_that_a_chat_begins_and_ends_with_come_back(tmp_path):
+    """Also a bos that texts get none of, and ends whose names llama.cpp does not know."""
+    root, config = hub_folder(tmp_path, "chatml")
+    tokenizer = hub_tokenizer(root, config)
+    begin, ends = "<|begin|>", ("<|eot|>", "<|im_end|>")
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    chat = ChatFormat(template, eos=ends, tokens={"bos_token": begin})
+    save_folder(Checkpoint(llama(vocabulary=config["vocab_size"]), tokenizer, chat=chat), tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "model.gguf", to="gguf")
+    read, messages = load(tmp_path / "model.gguf"), read_messages([{"role": "user", "content": "Hi"}])
+    ids = chat.ids(messages, [], tokenizer, "")
+    assert read.chat.ids(messages, [], read.tokenizer, "") == ids
+    assert ids[0] == tokenizer.control_names[begin]
+    assert set(end_ids(read)) >= {tokenizer.control_names[name] for name in ends}
 
 
 def test_a_refusal_names_what_is_lost_and_no_number_that_was_rounded():

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
-from multimodal.tasks.text.generate import Generator
+from multimodal.tasks.text.generate import Generator, end_ids
+from multimodal.tokens.text.hub.gguf_vocabulary import gguf_tokenizer
+from multimodal.weights.files.gguf_file import read_gguf
 from multimodal.weights.folder import load_folder, save_folder
 from multimodal.weights.load import load
 from tests.helpers.references import causal
@@ -147,8 +149,19 @@ def test_logits_equal_the_model_that_was_written(arch, tmp_path):
     assert (made.model(ids) - model(ids).logits).abs().max() <= 1e-5
     assert made.tokenizer.encode("The cat, 1999 日") == pipeline("chatml").encode("The cat, 1999 日").ids
     assert not made.tokenizer.control & set(made.tokenizer.encode("a<|im_end|>b"))
+    assert {made.tokenizer._tokens[i] for i in end_ids(made)} == {"<|im_end|>", "<|endoftext|>", "<|end|>"}
     save_folder(made, tmp_path / "ours")
     assert torch.equal(load_folder(tmp_path / "ours").model(ids), made.model(ids))
+
+
+def test_an_end_by_its_name_is_a_control_token_whatever_its_type(tmp_path):
+    """As in llama.cpp, which overrides the type."""
+    fields = read_gguf(written(tmp_path / "model.gguf", "llama", reference("llama")))[1]
+    end = vocabulary()["<|im_end|>"]
+    fields["tokenizer.ggml.token_type"][end] = 4
+    del fields["tokenizer.ggml.eos_token_id"]
+    made = gguf_tokenizer(tmp_path, fields, len(vocabulary()) + 5, 64)
+    assert end in made.control & {*made.end_ids}
 
 
 def test_sentencepieces_of_a_file_are_those_of_llamas_model(tmp_path):

@@ -1,5 +1,6 @@
 """Tokenizers from the vocabulary in a GGUF file's metadata."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ SPLITS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 WHOLE = ("llama-bpe", "llama3", "dbrx")  # a word that is a token needs no merges
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
+# control tokens that end a text whether the metadata name them or not (llama.cpp, `special_eog_ids`)
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
+        "<|end_of_text|>", "<end_of_utterance>")  # fmt: skip
 
 
 def gguf_tokenizer(path: Path, fields: dict[str, Any], size: int, context: int) -> Tokenizer:
@@ -33,6 +37,7 @@ def gguf_tokenizer(path: Path, fields: dict[str, Any], size: int, context: int) 
     tokens, kinds = own.get("tokens"), own.get("token_type")
     if not isinstance(tokens, list) or not isinstance(kinds, list) or len(tokens) != len(kinds):
         raise CheckpointError(f"{path}: tokenizer.ggml.tokens and token_type: expected two lists of one length")
+    kinds = [CONTROL if token in ENDS else kind for token, kind in zip(tokens, kinds, strict=True)]
     if (kind := own.get("model")) == "llama":
         return _pieces(path, own, tokens, kinds, size, context)
     if kind != "gpt2":
@@ -41,6 +46,13 @@ def gguf_tokenizer(path: Path, fields: dict[str, Any], size: int, context: int) 
         raise CheckpointError(f"{path}: tokenizer.ggml.pre {split!r:.40} is not supported (one of {', '.join(SPLITS)})")
     with naming_pipeline(path):
         return _bytes(own, split, tokens, kinds, size, context)
+
+
+def end_ids(own: dict[str, Any], control: Mapping[str, int]) -> list[int]:
+    """Ids of control tokens that end a text, by the metadata without `tokenizer.ggml.` and by their names."""
+    told = [own.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    every = [*told, *(control[name] for name in ENDS if name in control)]
+    return list(dict.fromkeys(i for i in every if i in control.values()))
 
 
 def _bytes(
@@ -63,7 +75,7 @@ def _bytes(
     }  # fmt: skip
     eos, pad = own.get("eos_token_id"), own.get("padding_token_id")
     control = {tokens[i]: i for i, kind in enumerate(kinds) if kind == CONTROL or i == eos}
-    ends = [i for i in (own.get("eot_token_id"), own.get("eom_token_id")) if i in control.values() and i != eos]
+    ends = [i for i in end_ids(own, control) if i != eos]
     bos = own.get("bos_token_id") if own.get("add_bos_token", split in WHOLE) else None
     return HubTokenizer(pipeline, control, size, pad_id=next((i for i in (pad, eos) if i is not None), 0), bos_id=bos,
                         eos_id=eos, context=context, end_ids=ends)  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.chat.format import ChatFormat
-from multimodal.tokens.text.hub.gguf_vocabulary import gguf_tokenizer
+from multimodal.tokens.text.hub.gguf_vocabulary import end_ids, gguf_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
 from multimodal.weights.files.gguf_file import read_gguf
@@ -146,7 +146,7 @@ def _chat(fields: dict[str, Any], tokenizer: Tokenizer) -> ChatFormat | None:
     if not isinstance(template, str) or not template.strip():
         return None
     names = {i: name for name, i in tokenizer.control_names.items()}
-    told = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    ends = tuple(names[i] for i in (told["eos"], fields.get("tokenizer.ggml.eot_token_id")) if i in names)
-    return ChatFormat(template, eos=tuple(dict.fromkeys(ends)),
-                      tokens={f"{name}_token": names[i] for name, i in told.items() if i in names})  # fmt: skip
+    own = {name.removeprefix("tokenizer.ggml."): value for name, value in fields.items()}
+    told = {f"{name}_token": names.get(own.get(f"{name}_token_id")) for name in ("bos", "eos")}
+    return ChatFormat(template, eos=tuple(names[i] for i in end_ids(own, tokenizer.control_names)),
+                      tokens={role: name for role, name in told.items() if name is not None})  # fmt: skip
