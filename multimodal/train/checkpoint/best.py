@@ -30,7 +30,8 @@ class KeepBest:
     """Evaluation that keeps the checkpoint with the highest score in `run/best`.
 
     `start`: the checkpoint without its trained model. Its card gets `validation`: the figures, step and `facts`. Of
-    equal scores the first is kept, or the last if `newest`. If it cannot be written, training continues."""
+    equal scores the first is kept, or the last if `newest`. If it cannot be written, training continues. A resumed run
+    measures its earlier best once more, since it may validate on other data now."""
 
     def __init__(
         self, loop: LoopSettings, measure: Callable[[nn.Module], Mapping[str, float]],
@@ -39,24 +40,43 @@ class KeepBest:
     ):  # fmt: skip
         self.measure, self.score, self.start = measure, score, start
         self.facts, self.newest = dict(facts or {}), newest
-        self.folder, self.most = loop.run / "best", -float("inf")
+        self.folder, self.most, self.device = loop.run / "best", -float("inf"), loop.device
         self.unsaved: Checkpoint | None = None  # the best, if its save failed
-        if loop.resume and self.folder.exists() and saved_states(loop.run / "states"):  # else a new run starts
-            self.most = score(load_folder(self.folder).card["validation"])
+        # not measured yet by this run; without a state a new run starts
+        self.earlier = loop.resume and self.folder.exists() and bool(saved_states(loop.run / "states"))
 
     def __call__(self, model: nn.Module, step: int) -> Mapping[str, float]:
+        self._measure_earlier()
         figures = self.measure(model)
         score = self.score(figures)
         if score > self.most or (self.newest and score == self.most):
             self.most = score
-            card = self.start.card | {"validation": {**figures, "step": step, **self.facts}}
-            self.unsaved = replace(self.start, model=model, card=card)
-            try:
-                self._save()
-            except TrainingError as error:
-                log.error("%s; training continues", error)
-                self.unsaved = copy.deepcopy(self.unsaved)  # training changes the model
+            self._keep(model, step, figures)
         return figures
+
+    def _measure_earlier(self) -> None:
+        """Score the best of the run before it was resumed. Its card changes only if its figures do."""
+        if not self.earlier:
+            return
+        known = load_folder(self.folder)
+        figures, card = self.measure(known.model.to(self.device).eval()), known.card["validation"]
+        self.most, self.earlier = self.score(figures), False
+        if card != self._validation(card["step"], figures):
+            told = ", ".join(f"{name} {value:.5g} (was {card.get(name)})" for name, value in figures.items())
+            log.info("%s: measured again: %s", self.folder, told)
+            self._keep(known.model, card["step"], figures)
+
+    def _validation(self, step: int, figures: Mapping[str, float]) -> dict[str, Any]:
+        return {**figures, "step": step, **self.facts}
+
+    def _keep(self, model: nn.Module, step: int, figures: Mapping[str, float]) -> None:
+        card = self.start.card | {"validation": self._validation(step, figures)}
+        self.unsaved = replace(self.start, model=model, card=card)
+        try:
+            self._save()
+        except TrainingError as error:
+            log.error("%s; training continues", error)
+            self.unsaved = copy.deepcopy(self.unsaved)  # training changes the model
 
     def _save(self) -> None:
         if self.unsaved:
@@ -65,6 +85,7 @@ class KeepBest:
 
     def load(self) -> Checkpoint:
         """Load the best checkpoint so far. Raises TrainingError if there is none or it cannot be saved."""
+        self._measure_earlier()  # the run was complete
         self._save()
         if self.most == -float("inf"):
             raise TrainingError(f"{self.folder}: holds no checkpoint of this run, whose scores were not finite")

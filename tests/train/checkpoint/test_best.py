@@ -25,12 +25,22 @@ def test_a_run_that_resumes_no_state_starts_its_best_anew(tmp_path):
     assert again.load().card["validation"] == {"score": 3.0, "step": 2}
 
 
-def test_a_resumed_run_keeps_its_best(tmp_path):
+@pytest.mark.parametrize(("again", "newer", "kept"), [
+    (5.0, 3.0, {"score": 5.0, "step": 1}),
+    (2.0, 3.0, {"score": 3.0, "step": 2}),  # on other data both are worse
+    (2.0, 1.0, {"score": 2.0, "step": 1}),
+    (2.0, None, {"score": 2.0, "step": 1}),  # the run was complete
+])  # fmt: skip
+def test_a_resumed_run_measures_its_best_once_more(tmp_path, again, newer, kept):
     judge = judged(tmp_path, [5.0])
     tiny_run.loop(tmp_path, steps=1, evaluate=judge).fit()
-    again = judged(tmp_path, [3.0], resume=True)
-    again(tiny_run.model(), 2)
-    assert again.load().card["validation"] == {"score": 5.0, "step": 1}
+    old = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
+    resumed = judged(tmp_path, [again, newer], resume=True)
+    if newer is not None:
+        resumed(tiny_run.model(), 2)
+    assert resumed.load().card["validation"] == kept
+    new = {path.name: path.read_bytes() for path in (tmp_path / "best").iterdir()}
+    assert (new == old) == (again == 5.0)
 
 
 def test_a_run_without_a_finite_score_never_gives_an_older_best(tmp_path):
