@@ -1,4 +1,4 @@
-"""Files of a client beside the graphs: settings, `tokenizer.json`, mel filters and a program of 60 lines."""
+"""Files of a client beside the graphs: settings, `tokenizer.json`, mel filters and a program of 70 lines."""
 
 import json
 import math
@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from multimodal.export import clients
+from multimodal.export.hf.files import control_names
 from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
@@ -39,17 +41,20 @@ UNLIMITED = 1e9
 
 
 def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
-    """Write the client's files; return its settings, {} for a model that no client of ours serves."""
+    """Write the client's files; return settings of the model, also of one that no client of ours serves."""
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     pipeline = None if tokenizer is None else tokenizer.pipeline()
     if pipeline is not None:
         (folder / "tokenizer.json").write_text(json.dumps(pipeline, ensure_ascii=False))
+    settings = _shared(checkpoint)
     if isinstance(model, ViT | CLIP):
-        client, settings = "images", _image_settings(checkpoint)
-        usable = "image" in settings and (pipeline is not None if isinstance(model, CLIP) else "labels" in settings)
+        client, settings = "images", settings | _image_settings(checkpoint)
+        known = pipeline is not None if isinstance(model, CLIP) else "labels" in settings
+        usable = known and "edges" in settings.get("image", ())
     else:
-        client, settings = "texts", _text_settings(checkpoint)
-        usable = pipeline is not None and bool(settings.keys() - {"blank", "vocabulary"})
+        client, settings = "texts", settings | _text_settings(checkpoint)
+        continues = isinstance(model, TextTransformer) and "ends" in settings
+        usable = pipeline is not None and (continues or "audio" in settings)
     if not usable:
         return settings
     if "audio" in settings:
@@ -58,21 +63,37 @@ def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     return settings | {"client": "client.py"}
 
 
+def _shared(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Steps of images, `edges` before the crop if a client can do all; ids around a text, of a masked and of control
+    tokens, and the longest text with them. A source of a translator begins with a language in place of bos."""
+    model, tokenizer, record = checkpoint.model, checkpoint.tokenizer, checkpoint.preprocessing
+    made: dict[str, Any] = {}
+    if record is not None:
+        edges = [math.floor(edge / record.crop) for edge in record.size]
+        made["image"] = record.to_dict() | ({"edges": edges} if _plain(record) else {})
+    if tokenizer is None or isinstance(model, ConformerCTC | Whisper):
+        return made
+    start, end = tokenizer.frame
+    translates = isinstance(model, EncoderDecoder) and tokenizer.language_ids
+    text = next(getattr(model.config, name) for name in ("text", "decoder", "context") if hasattr(model.config, name))
+    return made | {"before": [] if translates else start, "after": end, "pad": tokenizer.pad_id,
+                   "mask": tokenizer.mask_id, "control": control_names(tokenizer),
+                   "context": tokenizer.length_in(getattr(text, "context", text))}  # fmt: skip
+
+
 def _image_settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    model, record = checkpoint.model, checkpoint.preprocessing
-    made: dict[str, Any] = {"image": _edges(record)} if record is not None and _plain(record) else {}
+    model = checkpoint.model
     if isinstance(model, ViT):
         labels = {"labels": head_labels(checkpoint)} if checkpoint.card.get("labels") and model.config.classes else {}
-        return made | labels | {"scores": head_scores(checkpoint)}
+        return labels | {"scores": head_scores(checkpoint)}
     bias = 0.0 if model.logit_bias is None else model.logit_bias.item()
-    made |= {"scores": model.config.loss, "logit_scale": model.logit_scale.exp().item(), "logit_bias": bias}
+    made = {"scores": model.config.loss, "logit_scale": model.logit_scale.exp().item(), "logit_bias": bias}
     if (tokenizer := checkpoint.tokenizer) is None:
         return made
     templates = checkpoint.card.get("templates", "clip7")
     known = isinstance(templates, dict)  # prompts of the labels that the model knows
-    length = 0 if padding_is_free(model.config) else tokenizer.context or model.config.text.context
-    return made | _around(tokenizer) | {"templates": ["{}"] if known else prompts_of(["{}"], templates)[0],
-                                        "length": length}  # fmt: skip
+    length = 0 if padding_is_free(model.config) else tokenizer.length_in(model.config.text.context)
+    return made | {"templates": ["{}"] if known else prompts_of(["{}"], templates)[0], "length": length}
 
 
 def _plain(record: Preprocessing) -> bool:
@@ -85,28 +106,26 @@ def _plain(record: Preprocessing) -> bool:
     )
 
 
-def _edges(record: Preprocessing) -> dict[str, Any]:
-    return record.to_dict() | {"edges": [math.floor(edge / record.crop) for edge in record.size]}
-
-
-def _around(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Ids around a text."""
-    start, end = tokenizer.frame
-    return {"before": start, "after": end, "pad": tokenizer.pad_id}
-
-
 def _text_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     model = checkpoint.model
     if isinstance(model, ConformerCTC):
         return _recognizer_settings(model, checkpoint.tokenizer)
-    if checkpoint.tokenizer is None or isinstance(model, VisionEncoderDecoder):
+    if (tokenizer := checkpoint.tokenizer) is None:
         return {}
     if isinstance(model, Whisper):
         return _whisper_settings(checkpoint)
+    made: dict[str, Any] = {"ends": end_ids(checkpoint), "never": [], "never_first": []}
+    if isinstance(model, EncoderDecoder):
+        never = {"never": [tokenizer.pad_id]} if tokenizer.pad_id != tokenizer.eos_id else {}
+        return made | never | {
+            "prompt": [model.config.start_id], "source_context": model.config.encoder.context,
+            "languages": dict(tokenizer.language_ids), "language_in_source": tokenizer.language_in_source,
+        }  # fmt: skip
+    if isinstance(model, VisionEncoderDecoder):
+        return made | {"prompt": tokenizer.frame[0]}
     if isinstance(model, TextTransformer) and model.config.causal and "pooling" not in checkpoint.card:
         limit = min(model.config.limit or math.inf, model.config.limit_from(1) or math.inf)
-        return _around(checkpoint.tokenizer) | {"ends": end_ids(checkpoint), "never": [], "never_first": [],
-                                                "context": min(limit, model.config.context)}  # fmt: skip
+        return made | {"context": min(limit, model.config.context)}
     return {}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 from tokenizers import Tokenizer
 
 
@@ -20,7 +20,11 @@ class ImageClient:
         return self.graphs[graph].run(None, {one.name: inputs[one.name] for one in self.graphs[graph].get_inputs()})[0]
 
     def pixels(self, path):
-        own, image = self.own["image"], Image.open(path).convert("RGB")
+        own, stored = self.own["image"], ImageOps.exif_transpose(Image.open(path))
+        if stored.mode.startswith("I"):  # grey of 16 bits
+            stored = Image.fromarray(np.rint(np.asarray(stored) / 257).astype(np.uint8))
+        image, stored = Image.new("RGB", stored.size, "white"), stored.convert("RGBA")
+        image.paste(stored, mask=stored)
         (height, width), edges = own["size"], own["edges"]  # `edges`: before the crop
         if own["resize"] == "shortest":
             edges = [int(edges[0] * side / min(image.size)) for side in reversed(image.size)]
@@ -30,12 +34,15 @@ class ImageClient:
         return ((rgb - np.float32(own["mean"])) / np.float32(own["std"])).transpose(2, 0, 1)[None]
 
     def vector(self, label):
-        """The mean of the label's prompts."""
-        vectors = []
-        for template in self.own["templates"]:
+        """The mean of the label's prompts, cut to the context."""
+        own, vectors = self.own, []
+        room = own["context"] - len(own["before"] + own["after"])
+        for template in own["templates"]:
             ids = self.tokens.encode(template.replace("{}", label), add_special_tokens=False).ids
-            ids = self.own["before"] + ids + self.own["after"]
-            ids = np.array([ids + [self.own["pad"]] * (self.own["length"] - len(ids))])
+            if len(ids) > room:
+                print(f"label {label[:40]!r} is cut to {own['context']} tokens", file=sys.stderr)
+            ids = own["before"] + ids[:room] + own["after"]
+            ids = np.array([ids + [own["pad"]] * (own["length"] - len(ids))])
             vectors.append(self.run("text_model.onnx", {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0])
         return np.mean(vectors, 0) / np.linalg.norm(np.mean(vectors, 0))
 

@@ -22,6 +22,8 @@ class TextClient:
         return dict(zip((one.name for one in self.graphs[graph].get_outputs()), values, strict=True))
 
     def write(self, prompt, state=None, most=200):
+        if len(prompt) >= self.own["context"]:
+            raise ValueError(f"expected fewer tokens than the context of {self.own['context']} (got {len(prompt)})")
         graph, ids, step = "decoder_model.onnx" if state else "model.onnx", list(prompt), list(prompt)
         past = [one for one in self.graphs[graph].get_inputs() if one.name.startswith("past")]
         state = {one.name: np.zeros((1, one.shape[1], 0, one.shape[3]), np.float32) for one in past} | (state or {})
@@ -40,7 +42,11 @@ class TextClient:
         return self.write(self.own["before"] + self.tokens.encode(text, add_special_tokens=False).ids, most=100)
 
     def transcribe(self, path):
-        with wave.open(str(path)) as file:  # 16 kHz, mono, 16 bits; for Whisper no longer than its window
+        with wave.open(str(path)) as file:  # for Whisper no longer than its window
+            channels, size, rate, count = file.getparams()[:4]
+            if (channels, size, rate) != (1, 2, 16000) or not count:
+                got = f"{rate} Hz, {channels} channels, {8 * size} bits, {count} samples"
+                raise ValueError(f"expected a WAV file of 16000 Hz, 1 channel, 16 bits (got {got})")
             heard, own = np.frombuffer(file.readframes(file.getnframes()), np.int16) / 32768, self.own["audio"]
         samples = np.pad(np.pad(heard, (0, max(0, own["samples"] - len(heard)))), own["edge"], "reflect")
         frames = np.lib.stride_tricks.sliding_window_view(samples, 400)[::160][: own["frames"]] * np.hanning(401)[:-1]
@@ -57,4 +63,7 @@ class TextClient:
 
 if __name__ == "__main__":
     client = TextClient(Path(__file__).parent)
-    print(sys.argv[1] + client.complete(sys.argv[1]) if client.filters is None else client.transcribe(sys.argv[1]))
+    try:
+        print(sys.argv[1] + client.complete(sys.argv[1]) if client.filters is None else client.transcribe(sys.argv[1]))
+    except (ValueError, EOFError, OSError, wave.Error) as error:
+        sys.exit(f"{sys.argv[1][:40]}: {error}")

@@ -43,7 +43,7 @@ def client_of(folder: Path):
 def test_the_clients_are_short_and_import_no_torch():
     for path in Path(clients.__file__).parent.glob("[!_]*.py"):
         text = path.read_text()
-        assert len(text.splitlines()) <= 60
+        assert len(text.splitlines()) <= 70
         modules = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
         imported = {(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) for node in modules}
         assert imported <= {"json", "sys", "wave", "pathlib", "numpy", "onnxruntime", "PIL", "tokenizers"}
@@ -60,6 +60,8 @@ def test_a_language_model_writes_the_same_text(tmp_path, capsys):
     assert str(Path(multimodal.__file__).parent).encode() not in text  # the exporter's notes
     with pytest.raises(UsageError, match=r"out: exists; overwrite=True"):
         export(tmp_path / "model", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"expected fewer tokens than the context of 32 \(got 61\)"):
+        client_of(tmp_path / "out").complete("ab" * 30)
 
 
 @pytest.mark.ci
@@ -68,30 +70,66 @@ def test_a_recognizer_hears_the_same_text(tmp_path):
     save_folder(source, tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out")
     samples = (np.random.default_rng(0).normal(size=12000) * 3000).astype(np.int16)
-    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
-        file.setparams((1, 2, 16000, 0, "NONE", ""))
-        file.writeframes(samples.tobytes())
+    for name, rate in (("a", 16000), ("other", 8000)):
+        with wave.open(str(tmp_path / f"{name}.wav"), "wb") as file:
+            file.setparams((1, 2, rate, 0, "NONE", ""))
+            file.writeframes(samples.tobytes())
     (heard,) = decode_windows([torch.from_numpy(samples / 32768).float()], source, SpeechDecodingOptions(beam_size=1))
     assert heard.ids
     assert client_of(tmp_path / "out").transcribe(tmp_path / "a.wav") == BYTES.decode(heard.ids).strip()
+    with pytest.raises(ValueError, match=r"of 16000 Hz, 1 channel, 16 bits \(got 8000 Hz, 1 channels, 16 bits, 12000"):
+        client_of(tmp_path / "out").transcribe(tmp_path / "other.wav")
 
 
 @pytest.mark.ci
-def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path):
+@pytest.mark.parametrize("model", ["translator-mini", "captioner-mini"])
+def test_settings_suffice_for_a_model_without_a_client(model, tmp_path):
+    """A loop of the client's over another model's graphs, with ids from `export.json` alone."""
+    record = export(model, tmp_path / "out")
+    assert "client" not in record
+    place = Path(clients.__file__).parent
+    texts, images = (runpy.run_path(str(place / f"{name}.py")) for name in ("texts", "images"))
+    client = texts["TextClient"](tmp_path / "out")
+    own, prompt = client.own, client.own["prompt"]
+    if model == "captioner-mini":
+        Image.effect_noise((120, 80), 90).convert("RGB").save(tmp_path / "a.png")
+        inputs = {"pixel_values": images["ImageClient"].pixels(client, tmp_path / "a.png")}
+        wanted = multimodal.caption(tmp_path / "a.png", model, beam_size=1)[0]["caption"]
+    else:
+        ids = client.tokens.encode("A dog runs on the beach.", add_special_tokens=False).ids
+        ids = np.array([[own["languages"]["en"], *own["before"], *ids, *own["after"]]])
+        inputs, prompt = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, [*prompt, own["languages"]["de"]]
+        wanted = multimodal.translate("A dog runs on the beach.", model, source="en", target="de", beam_size=1)
+    state = client.run("encoder_model.onnx", inputs) | {"encoder_attention_mask": inputs.get("attention_mask")}
+    assert client.write(prompt, state).strip() == wanted != ""
+
+
+@pytest.mark.ci
+def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path, capsys):
     config = replace(CLIPS["softmax"], eos_id=BYTES.eos_id)
     config = replace(config, text=replace(config.text, vocabulary=IDS, context=40))
     save_folder(Checkpoint(randomized(CLIP(config)), BYTES, RECORD), tmp_path / "model")
     Image.effect_noise((50, 31), 90).convert("RGB").save(tmp_path / "a.png")
-    expected = multimodal.classify(str(tmp_path / "a.png"), labels=["a dog", "cat"], model=str(tmp_path / "model"))
-    expected = {one["label"]: one["score"] for one in expected[0]["scores"]}
+    samples = np.random.default_rng(0).integers(0, 256, (31, 50, 4), np.uint8)
+    Image.fromarray(samples).save(tmp_path / "alpha.png")
+    Image.fromarray(samples[..., 0] * np.uint16(257)).save(tmp_path / "deep.png")
+    turned = Image.Exif()
+    turned[0x112] = 6
+    Image.fromarray(samples[..., :3]).save(tmp_path / "turned.png", exif=turned)
+    labels, files = ["a dog" * 9, "cat"], sorted(map(str, tmp_path.glob("*.png")))
+    with pytest.warns(UserWarning, match="cut to 40 tokens"):
+        found = multimodal.classify(files, labels=labels, model=str(tmp_path / "model"))
+    expected = [{one["label"]: one["score"] for one in result["scores"]} for result in found]
     export(tmp_path / "model", tmp_path / "float32")
     shutil.copytree(tmp_path / "float32", tmp_path / "int8")
     for path in (tmp_path / "int8").glob("*.onnx"):
         quantize(path)
         assert path.stat().st_size < (tmp_path / "float32" / path.name).stat().st_size
     for store, far in (("float32", 1e-5), ("int8", 0.1)):
-        scores = client_of(tmp_path / store).classify(tmp_path / "a.png", ["a dog", "cat"])
-        assert scores == pytest.approx(expected, abs=far)
+        client = client_of(tmp_path / store)
+        for path, scores in zip(files, expected, strict=True):
+            assert client.classify(path, labels) == pytest.approx(scores, abs=far)
+        assert "is cut to 40 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.ci
