@@ -62,9 +62,12 @@ def main(s: AverageRun) -> None:
         for key, own in other.model.state_dict().items():
             if own.is_floating_point():
                 mean[key] += share * own
+    shared = tuple(one for one in first.shared if all(one in other.shared for other in others))
+    equal = tuple(f"{one.part}." for one in shared)  # to the bit, which a mean of three is not
+    mean |= {key: own for key, own in first.model.state_dict().items() if key.startswith(equal)}
     first.model.load_state_dict(mean)
     card = inherited(first.card) | {"mean_of": dict(zip(s.models, shares, strict=True))}
-    save_checkpoint(replace(first, card=card), s.out, s.store)
+    save_checkpoint(replace(first, card=card, shared=shared), s.out, s.store)
     log.info("%s: the mean of %d models", s.out, len(s.models))
 
 

@@ -105,8 +105,10 @@ class ParquetItems:
     """Rows of a parquet file; each shard lies within a row group."""
 
     def __init__(self, data: Path):
-        import pyarrow.parquet as parquet
-
+        try:
+            import pyarrow.parquet as parquet
+        except ImportError:
+            raise MultimodalError("pyarrow is missing: pip install 'ray[data]'") from None
         try:
             self.file = parquet.ParquetFile(data)
         except Exception as error:  # pyarrow's own

@@ -5,7 +5,7 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,14 @@ def repeated(spec: str) -> tuple[str, float]:
     if not 0 < value < math.inf:
         raise UsageError(f"{spec}: expected repeats above 0 (got {times})")
     return path, value
+
+
+def short_names(paths: Sequence[str], parts: int = 1) -> list[str]:
+    """The last `parts` of each path, or more where paths would have one name."""
+    split = [Path(path).parts for path in paths]
+    while len({one[-parts:] for one in split}) < len(set(split)):
+        parts += 1
+    return [str(Path(*one[-parts:])) for one in split]
 
 
 def read_text(path: Path) -> str:

@@ -161,7 +161,7 @@ class AnyToText(nn.Module):
 
     def places(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """True where an id is a placeholder."""
-        return reduce(or_, (ids == one for one in self.config.placeholders))
+        return reduce(or_, (ids == one for one in self.config.placeholders), torch.zeros_like(ids, dtype=torch.bool))
 
     def source(self, media: Sequence[Float[Tensor, "_ D"]]) -> tuple[Float[Tensor, "B S D"], Bool[Tensor, "B S"]]:
         """The source of cross-attention: each row's media with sinusoidal positions, padded, and what is not padding. A

@@ -75,8 +75,7 @@ class Loop:
         self.floating = torch.bfloat16 if s.precision == "bfloat16" else None
         if self.floating:
             objective.model.to(self.floating)
-        self.kind = self.device.type
-        self.statistics = running_statistics(objective.model)
+        self.kind, self.statistics = self.device.type, running_statistics(objective.model)
         if s.checkpointing:
             recompute_blocks(objective.model)
         if s.compile:
@@ -84,8 +83,8 @@ class Loop:
         self.plain = copy.deepcopy(objective.model).cpu() if s.shard and self.processes.main else None
         types = (torch.bfloat16, getattr(torch, s.reduce)) if s.precision == "autocast" else ()
         self.parallel = DataParallel(objective, self.processes, s.shard, s.hybrid, *types)
-        scaled = s.precision == "float16"
-        self.state = TrainingState(objective.model, s.optim, torch.amp.GradScaler(self.kind, enabled=scaled))
+        scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
+        self.state = TrainingState(objective.model, s.optim, scaler)
         self.states, self.meaning = s.run / "states", adapters(objective.model) | (meaning_of(start) if start else {})
         self.done = self.first = 0  # completed steps, now and at the start of this process
         self.forward_flops: int | None = None  # of the first micro-batch
@@ -225,6 +224,8 @@ class Loop:
             self.begin()
             if self.rank == 0:
                 self.log = TrainingLog(s.run, s.steps, s.log_every, self.done, s.device, self.world)
+                if s.optim.warmup > s.steps:
+                    log.warning("warmup %d: %d steps end before the peak learning rate", s.optim.warmup, s.steps)
             steps = self.loader.start(self.done, stop.check)
             try:
                 self._evaluate(stop)  # due if a signal ended it in the previous run
@@ -392,8 +393,7 @@ class Loop:
             state = place[1] if place else read_state(path)
             self._restore(path, state)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as cause:
-            told = one_line(cause, 300)
-            error = CheckpointError(f"{path}: does not fit this run: {told}")
+            error = CheckpointError(f"{path}: does not fit this run: {one_line(cause, 300)}")
         except CheckpointError as cause:
             error = cause
         self.processes.agree(error)

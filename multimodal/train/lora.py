@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multimodal.errors import UsageError, at_least, demand
+from multimodal.weights.files.shared import SharedPart
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and _inside(name, parts):
             module.register_forward_pre_hook(_still)
+
+
+def frozen(shared: Iterable[SharedPart], model: nn.Module) -> tuple[SharedPart, ...]:
+    """The shared parts of a model that training leaves as they are."""
+    return tuple(one for one in shared if not any(p.requires_grad for p in model.get_submodule(one.part).parameters()))
 
 
 def _inside(name: str, parts: Sequence[str]) -> bool:

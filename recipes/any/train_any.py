@@ -37,6 +37,7 @@ from torch import nn
 from multimodal.data.datasets.captions import CaptionAugmentSettings, SourcePart, together
 from multimodal.data.datasets.chats import open_chats
 from multimodal.data.loader import generator
+from multimodal.data.manifests import short_names
 from multimodal.data.remote.trust import Trust
 from multimodal.errors import CheckpointError, MultimodalError, UsageError, one_line
 from multimodal.models.any_to_text import AnyToText
@@ -46,8 +47,9 @@ from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.device import moved
-from multimodal.train.lora import freeze
-from multimodal.train.objectives.any_to_text import Answering, AnySettings, PrepareChat, begin, collate, with_encoders
+from multimodal.train.lora import freeze, frozen
+from multimodal.train.objectives.any_to_text import Answering, PrepareChat, collate
+from multimodal.train.objectives.any_to_text_model import AnySettings, begin, with_encoders
 from multimodal.train.objectives.augment_speech import SpeechAugmentation
 from multimodal.weights.card import inherited
 from multimodal.weights.files.shared import SharedPart
@@ -116,8 +118,7 @@ def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
         if not isinstance(made.model, AnyToText) or made.chat is None:
             raise CheckpointError(f"{s.init}: expected an any-to-text model with a chat format, got {made.kind}")
         made = with_encoders(made, image, audio)
-    own = tuple(one for one in made.shared if one.part in s.freeze and not getattr(s, one.part))
-    return replace(made, shared=own + (shared_encoders(s.image, image, s.audio, audio) if s.share else ()))
+    return replace(made, shared=made.shared + (shared_encoders(s.image, image, s.audio, audio) if s.share else ()))
 
 
 def shared_encoders(
@@ -143,7 +144,8 @@ def loss_of(objective: Answering, batches: dict[str, list]) -> dict[str, float]:
 def held_batches(s: AnyRun, val: list[SourcePart], prepare: PrepareChat) -> dict[str, list]:
     """Validation batches of each file, prepared in one fixed way. Items that cannot be read are left out."""
     made: dict[str, list] = {}
-    for one, part in zip(s.data, val, strict=True):
+    names = short_names([str(Path(one.rpartition("=")[0]).with_suffix("")) for one in s.data])
+    for one, name, part in zip(s.data, names, val, strict=True):
         examples = []
         for key in part.keys:
             try:
@@ -152,8 +154,7 @@ def held_batches(s: AnyRun, val: list[SourcePart], prepare: PrepareChat) -> dict
                 log.warning("broken item skipped: %s", one_line(error))
         if not examples:
             raise UsageError(f"{one}: no row to validate with can be read", argument="data")
-        name = Path(one.rpartition("=")[0]).stem
-        made[name] = [collate(examples[i : i + 16]) for i in range(0, len(examples), 16)]
+        made.setdefault(name, []).extend(collate(examples[i : i + 16]) for i in range(0, len(examples), 16))
     return made
 
 
@@ -162,6 +163,7 @@ def main(s: AnyRun) -> None:
     parts, val = parts_of(s)
     known = initial(s, parts)
     freeze(known.model, s.freeze)
+    known = replace(known, shared=frozen(known.shared, known.model))
     if s.augment_sound and not isinstance(known.model.audio, ConformerEncoder):
         raise UsageError("needs a Conformer as the audio encoder", argument="augment_sound")
     sound = s.sound if s.augment_sound else None

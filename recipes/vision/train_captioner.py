@@ -63,7 +63,7 @@ from multimodal.tasks.caption.caption import caption
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tokens.image.reading import read_image
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
-from multimodal.train.lora import freeze
+from multimodal.train.lora import freeze, frozen
 from multimodal.train.objective import Objective
 from multimodal.train.objectives import captioning, coca
 from multimodal.train.objectives.captioning import DecoderSettings
@@ -166,6 +166,7 @@ def main(settings: CaptionerRun) -> None:
     parts, val = parts_of(settings)
     initial, objective, collate = begin(settings, caption_texts(parts, names))
     freeze(initial.model, settings.freeze)
+    initial = replace(initial, shared=frozen(initial.shared, initial.model))
     context = initial.model.caption_context
     prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, names)
     source, plan = together(parts, loop.seed)

@@ -61,7 +61,7 @@ from torch import nn
 from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_names, unseen_words
 from multimodal.data.datasets.images import LabelledImageSource
 from multimodal.data.loader import shuffled
-from multimodal.data.manifests import read_text, repeated
+from multimodal.data.manifests import read_text, repeated, short_names
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError, demand
@@ -177,7 +177,8 @@ def main(s: CLIPRun) -> None:
             initial.tokenizer, text.context, initial.preprocessing, s.smallest_crop, s.strength, s.coarse
         ),
     )  # fmt: skip
-    watched = {source: read_named(source, s.classes, 500, s.columns, s.trust) for source in s.val}
+    watched = [read_named(source, s.classes, 500, s.columns, s.trust) for source in s.val]
+    val_names = short_names(s.val, 2)
 
     def in_use(model: nn.Module) -> Checkpoint:
         if s.test_image in (0, side):
@@ -187,7 +188,7 @@ def main(s: CLIPRun) -> None:
 
     def evaluate(model: nn.Module, step: int) -> dict[str, float]:
         shown = in_use(model)
-        figures = {"/".join(Path(source).parts[-2:]): accuracy(shown, labelled) for source, labelled in watched.items()}
+        figures = {source: accuracy(shown, labelled) for source, labelled in zip(val_names, watched, strict=True)}
         return {f"{source}/{name}": value for source, own in figures.items() for name, value in own.items()}
 
     objective = Contrastive(
@@ -195,7 +196,7 @@ def main(s: CLIPRun) -> None:
     )
     trained = Loop(s.loop, objective, loader, evaluate if watched else None, initial).fit()
     done = in_use(trained)
-    shown = [line for labelled in watched.values() for line in examples(done, labelled)]
+    shown = [line for labelled in watched for line in examples(done, labelled)]
     finish(s, done, [*paths, *s.val], shown, store="float16")
 
 

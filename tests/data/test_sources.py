@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from multimodal.data.manifests import short_names
 from multimodal.data.shards import OpenFiles
 from multimodal.data.sources import ListColumns, joined, open_source
 from multimodal.errors import DataError
@@ -347,3 +348,13 @@ def test_names_that_are_no_utf8_are_kept(tmp_path):
     os.rename(folder / "class1" / "001.png", os.fsencode(folder / "class1") + b"/\xff.png")
     source = open_source(folder)
     assert red(source.read(0).media) == 1
+
+
+@pytest.mark.parametrize(("paths", "parts", "names"), [
+    (("a/q", "b/r"), 1, ["q", "r"]),
+    (("a/q", "b/q", "b/q"), 1, ["a/q", "b/q", "b/q"]),
+    (("/x/a/q", "/y/a/q", "/y/b"), 2, ["x/a/q", "y/a/q", "/y/b"]),
+    (("q", "/q"), 2, ["q", "/q"]),
+])  # fmt: skip
+def test_short_names_tell_paths_apart(paths, parts, names):
+    assert short_names(paths, parts) == names

@@ -21,7 +21,7 @@ from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tasks.evaluate.text.answers import evaluate_answers
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.video.reading import frames, read_info
-from multimodal.train.objectives.any_to_text import with_encoders
+from multimodal.train.objectives.any_to_text_model import with_encoders
 from multimodal.train.objectives.contrastive_model import with_image_size
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, save_folder
@@ -101,6 +101,18 @@ def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
     again = flags(data, "again", 1, init=data / "shared-out", image=None)  # trained, the encoder is its own
     start(load_recipe("train_any").main, again)
     assert not load(data / "again-out").shared
+
+
+def test_a_text_model_is_validated_on_each_file_though_names_repeat(load_recipe, data):
+    (data / "more").mkdir()
+    write_chats(data / "more" / "texts.jsonl", [question(f"{n} + 2", [str(n + 2)], "sums", "bleu") for n in range(12)])
+    given = flags(data, "names", 1, image=None)
+    start(load_recipe("train_any").main, ["--data", f"{data}/texts.jsonl=3", f"{data}/more/texts.jsonl=3", *given[3:]])
+    made = load(data / "names-out")
+    assert made.model.image is made.model.audio is None
+    first, second = (made.card["validation"][f"{name}/texts_loss"] for name in (data.name, "more"))
+    assert first != second
+    assert made.card["validation"]["loss"] == pytest.approx((first + second) / 2)
 
 
 def test_an_encoder_for_larger_images_keeps_the_size_that_the_connector_takes(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from multimodal import classify
-from multimodal.errors import UsageError
+from multimodal.errors import MultimodalError, UsageError
 from recipes import batch_ray
 from tests.helpers.folders import every_kind, write_image
 
@@ -69,6 +70,12 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     assert sorted(files) == sorted(run.output.iterdir())
     others = batch_ray.shard_files(settings(clip, photos, tmp_path, labels=("red", "green")), batch_ray.items_of(run))
     assert not files.keys() & others.keys()
+
+
+def test_parquet_without_its_package_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MultimodalError, match="pyarrow is missing: pip install"):
+        batch_ray.main(batch_ray.BatchRun("embed", tmp_path / "x.parquet", tmp_path / "out"))
 
 
 def test_a_row_outside_the_folder_is_a_row_with_its_error(clip, photos, tmp_path):

@@ -113,6 +113,18 @@ def test_a_resumed_run_equals_an_unbroken_one(train_captioner, data):
     assert_same_states(data / "whole", data / "part", 8)
 
 
+def test_an_image_tower_of_a_shipped_model_is_shared_until_it_is_trained(train_captioner, load_recipe, data):
+    for run, freeze in (("frozen", "image"), ("trained", None)):
+        start(train_captioner.main, flags(data, run, 1, init="captioner-mini", freeze=freeze, sentences=None))
+    frozen, trained = str(data / "frozen-out"), str(data / "trained-out")
+    assert len(load(frozen).shared) == 1
+    assert load(trained).shared == ()
+    for models, shared in (((frozen, "captioner-mini", frozen), 1), ((frozen, trained), 0), ((trained, frozen), 0)):
+        out = data / f"mean-{len(models)}-{models[0] == frozen}"
+        start(load_recipe("average").main, ["--models", *models, "--out", str(out)])
+        assert len(load(out).shared) == shared
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

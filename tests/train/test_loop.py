@@ -112,6 +112,13 @@ def test_a_new_run_does_not_mix_with_an_old_one(tmp_path):
         tiny_run.loop(tmp_path, steps=2).fit()
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_that_ends_before_its_peak_rate_says_so(tmp_path, caplog, steps):
+    tiny_run.loop(tmp_path, steps=steps).fit()
+    line = "warmup 2: 1 steps end before the peak learning rate"
+    assert caplog.messages.count(line) == (steps == 1)
+
+
 def test_a_finished_run_goes_on_with_more_steps(tmp_path, caplog):
     caplog.set_level("INFO")
     tiny_run.loop(tmp_path, steps=2).fit()

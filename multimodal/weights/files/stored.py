@@ -39,7 +39,8 @@ def to_stored(tensors: Tensors, store: Store, where: str) -> Tensors:
         stored[name] = tensor.to(getattr(torch, "float16" if store == "int8" else store)).contiguous()
         if not all_finite(stored[name]):
             most, kind = tensor.abs().max().item(), stored[name].dtype
-            raise CheckpointError(f"{where}: tensor {name!r} holds {most:.6g}, beyond the range of {kind}")
+            problem = f"holds {most:.6g}, beyond the range of {kind}; the store float32 keeps it"
+            raise CheckpointError(f"{where}: tensor {name!r} {problem}")
     return stored
 
 

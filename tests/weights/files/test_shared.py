@@ -9,7 +9,7 @@ import torch
 from multimodal import load
 from multimodal.errors import CheckpointError
 from multimodal.system import assets
-from multimodal.train.objectives.any_to_text import AnySettings, begin
+from multimodal.train.objectives.any_to_text_model import AnySettings, begin
 from multimodal.weights.files.shared import SharedPart
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 
