@@ -34,9 +34,11 @@ class Engine(Protocol):
 
 class Objective(nn.Module):
     """Holds the model as `model`. `forward(batch)` runs it (DDP sees no other call). `partly`: some trained parameters
-    get no gradient in some steps, which several processes must check at each step."""
+    get no gradient in some steps, which several processes must check at each step. `uneven`: modules that a micro-batch
+    runs any number of times; with `even`, which sharded weights need, all others run equally often in each."""
 
-    partly = False
+    partly = even = False
+    uneven: Sequence[nn.Module] = ()
 
     def __init__(self, model: nn.Module):
         super().__init__()

@@ -186,17 +186,18 @@ class Average:
         # lets early averages follow instead of remembering the random start
         early = (1 + self.updates) / (10 + self.updates)
         decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)
-        share, own, new = (1 - decay) * good, list[Tensor](), list[Tensor]()
+        share, kinds = (1 - decay) * good, defaultdict[type, list[str]](list)  # plain or sharded
         for name, tensor in self.live.items():
             if tensor.is_floating_point():
-                own.append(self.weights[name])
-                new.append(_wide(tensor))
+                kinds[type(tensor)].append(name)
             else:
                 self.weights[name].copy_(tensor)
-        if isinstance(share, Tensor):  # few launches on a GPU
-            torch._foreach_add_(own, torch._foreach_mul(torch._foreach_sub(new, own), share.to(own[0])))
-        else:
-            torch._foreach_lerp_(own, new, share)
+        for names in kinds.values():
+            own, new = [self.weights[name] for name in names], [_wide(self.live[name]) for name in names]
+            if isinstance(share, Tensor):  # few launches on a GPU
+                torch._foreach_add_(own, torch._foreach_mul(torch._foreach_sub(new, own), share.to(own[0])))
+            else:
+                torch._foreach_lerp_(own, new, share)
 
     def load(self, weights: dict[str, torch.Tensor], updates: int) -> None:
         """Load a saved average. Raises ValueError for other names or shapes."""

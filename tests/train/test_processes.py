@@ -120,6 +120,19 @@ def test_a_clip_in_shards_trains_as_a_whole_one(tmp_path):
     same(two, one)
 
 
+@pytest.mark.parametrize(
+    ("frozen", "shard"), [(("image", "audio"), False), (("image", "audio"), True), (("audio",), False)]
+)
+def test_images_that_some_processes_lack_train_as_in_one(tmp_path, frozen, shard):
+    one = run(1, "chats", tmp_path / "1", frozen, steps=4)
+    same(run(2, "chats", tmp_path / "2", frozen, steps=4, shard=shard), one)
+
+
+def test_shards_need_frozen_encoders(tmp_path):
+    ends = spawn(several_cases.train, 2, "chats", tmp_path, ("audio",), {"shard": True})
+    assert ends == ["UsageError: shard needs frozen encoders, since not every batch runs them"] * 2
+
+
 def test_a_full_disk_in_one_process_leaves_no_damaged_state(tmp_path):
     found = spawn(several_cases.full_disk, 2, tmp_path)
     assert all("No space left on device" in each["end"] for each in found), found

@@ -26,8 +26,8 @@ class DataParallel:
 
     With `shard` each process keeps a part of each weight, gradient and optimizer state, and gathers a block while it
     computes it (Zhao et al. 2023); `hybrid`: each machine keeps all parts, and only gradients go between machines
-    (HSDP). Scalars, such as CLIP's scale, stay replicated. `gathered`, `reduced`: types in which weights and gradients
-    travel; None: their own."""
+    (HSDP). Scalars, such as CLIP's scale, and the objective's `uneven` modules stay replicated. `gathered`, `reduced`:
+    types in which weights and gradients travel; None: their own."""
 
     def __init__(
         self, objective: Objective, processes: Processes, shard: bool = False, hybrid: bool = False,
@@ -51,6 +51,10 @@ class DataParallel:
         group = self.processes.group
         if group is None:
             raise UsageError("needs torchrun: start the recipe with it", argument="shard")
+        uneven = {p for module in self.objective.uneven for p in module.parameters()}
+        if any(p.requires_grad for p in uneven):
+            raise UsageError("needs frozen encoders, since not every batch runs them", argument="shard")
+        self.objective.even = True
         self.whole = [p for p in self.objective.parameters() if p.ndim == 0]
         for tensor in self.objective.state_dict().values():
             dist.broadcast(tensor, 0, group=group)
@@ -58,8 +62,9 @@ class DataParallel:
         policy = MixedPrecisionPolicy(gathered, reduced, cast_forward_inputs=False)
         options = {"mesh": self._mesh(group), "mp_policy": policy}
         for block in dict.fromkeys(blocks(self.objective)):
-            fully_shard(block, **options)
-        fully_shard(self.objective, ignored_params=set(self.whole), **options)
+            if not uneven.issuperset(block.parameters()):
+                fully_shard(block, **options)
+        fully_shard(self.objective, ignored_params=uneven.union(self.whole), **options)
 
     def _mesh(self, group: dist.ProcessGroup) -> "DeviceMesh":
         """One dimension of all processes, or two: machines, which hold copies, and the processes of each."""

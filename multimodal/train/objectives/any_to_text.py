@@ -205,6 +205,12 @@ class Answering(Summed):
     def __init__(self, model: AnyToText, record: Preprocessing | None, smoothing: float = 0.0):
         super().__init__(model)
         self.record, self.smoothing, self.kept, self.room = record, smoothing, dict[str, Any](), KEPT
+        self.uneven = [part for part in (model.image, model.audio) if part is not None]
+
+    @property
+    def partly(self) -> bool:
+        """A batch without media does not run the encoders."""
+        return any(map(_trained, self.uneven))
 
     def train(self, mode: bool = True) -> "Answering":
         super().train(mode)
@@ -217,7 +223,14 @@ class Answering(Summed):
         own = iter(self._rows(batch.inputs))
         empty = torch.zeros(0, self.model.config.decoder.width, device=batch.ids.device)
         joined = [torch.cat([empty, *(next(own) for _ in range(count))]) for count in batch.counts]
-        return {"loss": sum(self._loss(batch, rows, joined) for rows in alike(batch.sizes))}
+        groups = [list(range(len(batch.sizes)))] if self.even else alike(batch.sizes)
+        return {"loss": sum((self._loss(batch, rows, joined) for rows in groups), self._connected())}
+
+    def _connected(self) -> Float[Tensor, ""] | int:
+        """0 from all parameters between encoders and decoder, whose gradient is then 0 in a batch without media."""
+        parts = (self.model.image_connector, self.model.audio_connector)
+        own = [p for part in parts if part is not None for p in part.parameters()]
+        return sum(p.flatten()[:0].sum() for p in [*own, self.model.newline] if p is not None)
 
     def _loss(self, batch: ChatBatch, rows: list[int], joined: Sequence[Float[Tensor, "_ D"]]) -> Float[Tensor, ""]:
         """Summed loss of some rows, cut to the longest of them."""

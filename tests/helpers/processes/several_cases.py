@@ -11,16 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import multimodal.train.loop
+from multimodal.data.datasets.text import IGNORED
 from multimodal.data.loader import Loader, shuffled
 from multimodal.errors import DataError
 from multimodal.models.clip import CLIP
+from multimodal.tasks.ask.media import Medium, row_count
+from multimodal.tokens.image.tiles import Tiled
 from multimodal.train.distributed.processes import Processes
 from multimodal.train.loop import Loop
+from multimodal.train.lora import freeze
 from multimodal.train.losses import contrastive_loss
+from multimodal.train.objectives.any_to_text import Answering, ChatExample, Input, collate
 from multimodal.train.objectives.contrastive import Contrastive, Pairs
 from multimodal.train.optim import OptimSettings
 from multimodal.train.signals import Stopped
+from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny_run
+from tests.helpers.data.chats import checkpoint
 from tests.helpers.tiny import CLIPS, VOCABULARY
 
 ADAMW = OptimSettings(rate=1e-2, warmup=2, average=0.9)
@@ -127,6 +134,33 @@ def half_loop(run: Path, **changes: Any) -> Loop:
     return Loop(s, tiny_run.Classify(tiny_run.model(drop=0.0)), loader, figures)
 
 
+class Chats(tiny_run.Images):
+    """Texts of two lengths, and images before the first four of them."""
+
+    def __init__(self, known: Checkpoint):
+        super().__init__()
+        self.known = known
+
+    def read(self, key: int) -> ChatExample:
+        known, ids, inputs = self.known, [*range(10, 20 + 80 * (key % 2))], []
+        if key < 4:
+            pixels = super().read(key)[0].double()[None]
+            medium = Medium("image", pixels, tile=Tiled(pixels, (0, 0), (8, 12)))
+            inputs = [Input(medium, str(key))]
+            ids = [known.model.config.placeholders[0]] * row_count(known.model, medium, known.preprocessing) + ids
+        return ChatExample(ids[:-1], [IGNORED] * (len(ids) - 10) + ids[-9:], inputs)
+
+
+def chat_loop(run: Path, frozen: tuple[str, ...], **changes: Any) -> Loop:
+    """Conversations of which one in four has an image and none has sound."""
+    s = tiny_run.settings(run, optim=ADAMW, **changes)
+    known = checkpoint()
+    freeze(known.model.double(), frozen)
+    plan = lambda epoch: [[key, 4 + 3 * key, 5 + 3 * key, 6 + 3 * key] for key in range(4)]
+    loader = Loader(Chats(known), plan, as_it_is, collate, micro=s.accumulate)
+    return Loop(s, Answering(known.model, known.preprocessing), loader, figures)
+
+
 def fit(loop: Loop) -> dict[str, Any]:
     """Train; return losses by step (first process), the end and the weights."""
     multimodal.train.loop.TrainingLog, Recorder.rows, Recorder.figures = Recorder, {}, {}
@@ -145,7 +179,7 @@ def train(make: str, *args: Any) -> dict[str, Any]:
     *args, options = args
     logging.disable()
     os.environ["LOCAL_WORLD_SIZE"] = str(options.pop("inside", os.environ["WORLD_SIZE"]))  # processes of a machine
-    return fit({"clip": clip_loop, "images": image_loop, "half": half_loop}[make](*args, **options))
+    return fit({"clip": clip_loop, "images": image_loop, "half": half_loop, "chats": chat_loop}[make](*args, **options))
 
 
 def trouble(run: Path, kind: str, at: int = 3) -> dict[str, Any]:
