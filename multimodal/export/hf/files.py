@@ -53,7 +53,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     tokenizer = checkpoint.required_tokenizer()
     pipeline = tokenizer.pipeline()
     if pipeline is None:
-        return _write_pieces(tokenizer, folder)
+        return _write_pieces(checkpoint, folder)
     names = control_names(tokenizer)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     mask = {"lstrip": tokenizer.mask_lstrip}
@@ -81,9 +81,13 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
         record |= {"do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
                    "tokenize_chinese_chars": tokenizer.split_chinese}  # fmt: skip
     write_json(folder / RECORD, record | {"clean_up_tokenization_spaces": False})
+    _write_template(checkpoint, folder)
+    return True
+
+
+def _write_template(checkpoint: Checkpoint, folder: Path) -> None:
     if checkpoint.chat is not None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat.template, encoding="utf-8")
-    return True
 
 
 def write_generation(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> None:
@@ -118,8 +122,9 @@ def _around(names: dict[str, int], tokenizer: Tokenizer, bos: int | None, eos: i
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
-def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:
+def _write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
     """SentencePiece models under transformers' names."""
+    tokenizer = checkpoint.required_tokenizer()
     if isinstance(tokenizer, T5Text):
         record = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(tokenizer.sentinel_ids)}
     elif isinstance(tokenizer, SigLIPText):
@@ -128,8 +133,8 @@ def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:
         kind = "MarianTokenizer" if tokenizer.language_in_source else "M2M100Tokenizer"
         record = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.bos_id is not None and not tokenizer.canonical:
-        (folder / "tokenizer.model").write_bytes(tokenizer.proto())
-        write_json(folder / RECORD, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True})
+        _write_llama(tokenizer, folder)
+        _write_template(checkpoint, folder)
         return True
     else:
         return False
@@ -144,6 +149,20 @@ def _write_pieces(tokenizer: Tokenizer, folder: Path) -> bool:
         (folder / tokenizer.path.with_suffix(".model").name).rename(folder / "spiece.model")
     write_json(folder / RECORD, record)
     return True
+
+
+def _write_llama(tokenizer: SentencePieceTokenizer, folder: Path) -> None:
+    """A model as Llama's, with the names of its tokens, since fine-tunes add some and end texts with one."""
+    names = tokenizer.special_names()
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    added = {i: flags | {"content": name, "special": name not in tokenizer.added} for i, name in names.items()}
+    roles = {role: names[i] for role, own in ROLES.items() if (i := getattr(tokenizer, own)) in names}
+    if tokenizer.pad_id == tokenizer.unknown_id:  # ours for a folder without a pad
+        del roles["pad_token"]
+    (folder / "tokenizer.model").write_bytes(tokenizer.proto())
+    legacy = tokenizer.prepend_scheme == "always"
+    write_json(folder / RECORD, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": legacy, **roles,
+                                 "added_tokens_decoder": added})  # fmt: skip
 
 
 def image_processor(record: Preprocessing, kind: str) -> dict[str, Any] | None:

@@ -96,6 +96,11 @@ class SentencePieceTokenizer(Tokenizer):
         """The SentencePiece model."""
         return self._model.serialized_model_proto()
 
+    def special_names(self) -> dict[int, str]:
+        """Names of control tokens, the unknown one and those that are added, by their ids."""
+        kept = (i for i in range(self._pieces) if self._model.is_control(i) or i == self.unknown_id)
+        return {i: self._model.id_to_piece(i) for i in (*kept, *map(self._model.piece_to_id, self.added))}
+
     def save(self, folder: Path | str) -> None:
         """Write the model and the record."""
         target = Path(folder) / self.path.with_suffix(".model").name

@@ -16,11 +16,13 @@ from multimodal.export.hf.configs import WRITERS
 from multimodal.export.hf.folder import parts_of, write_folder
 from multimodal.system.assets import asset
 from multimodal.tasks.text.embed import embed
+from multimodal.tokens.chat.messages import read_messages
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.data import wordpieces
 from tests.helpers.paths import ROOT
 from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
+from tests.helpers.references.hub import llama_pieces
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 
 MODULES = {causal: causal.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
@@ -138,6 +140,37 @@ def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
     model = load(tmp_path / "gpt-mini")
     assert multimodal.generate("The", model, max_new_tokens=8, temperature=0) == multimodal.generate(
         "The", "gpt-mini", max_new_tokens=8, temperature=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_tokens_added_to_a_sentencepiece_model_are_there(legacy, tmp_path):
+    """As fine-tunes of Llama have them, from our folder."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=408, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                         num_attention_heads=4, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
+    llama_pieces(tmp_path / "hf")
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+    added = {"<unk>": 0, "<s>": 1, "</s>": 2, "<|im_start|>": 400, "<|im_end|>": 401, "<think>": 402}
+    template = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.content + eos_token }}\n{% endfor %}"
+    record = {
+        "tokenizer_class": "LlamaTokenizer", "legacy": legacy, "add_bos_token": True, "bos_token": "<s>",
+        "eos_token": "<|im_end|>", "unk_token": "<unk>", "chat_template": template, "added_tokens_decoder": {
+            i: flags | {"content": name, "special": name != "<think>"} for name, i in added.items()}}  # fmt: skip
+    (tmp_path / "hf" / "tokenizer_config.json").write_text(json.dumps(record))
+    save_folder(load(tmp_path / "hf"), tmp_path / "own")
+    export(tmp_path / "own", tmp_path / "out", to="hf")
+    models = [load(tmp_path / name) for name in ("own", "out")]
+    theirs = [AutoTokenizer.from_pretrained(tmp_path / name) for name in ("hf", "out")]
+    assert {one.eos_token_id for one in theirs} == {one.tokenizer.eos_id for one in models} == {401}
+    given = [{"role": "user", "content": "the cat <think>the dog [403]"}]
+    ids = [one.apply_chat_template(given, return_dict=False) for one in theirs]
+    ids += [one.chat.ids(read_messages(given), [], one.tokenizer, "") for one in models]
+    assert ids == ids[:1] * 4
+    for text in ("the cat", "a<think>b", "<think>the"):
+        ids = [one(text).input_ids for one in theirs] + [[1, *one.tokenizer.encode(text)] for one in models]
+        assert ids == ids[:1] * 4
 
 
 def test_a_translator_translates_there_as_the_guide_says(tmp_path, monkeypatch):
