@@ -62,6 +62,7 @@ MODULES = (
 )  # fmt: skip
 # formats of other programs; NeMo's weights are pickled
 READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2, NEMO: read_nemo}
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64)  # of weights and their indices
 CONFIGS = ("open_clip_config.json", "config.json", "params.json")
 
 
@@ -120,7 +121,11 @@ def families() -> dict[str, Family]:
 
 
 def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
-    """The one family with these tensor names. Raises CheckpointError if none or several match."""
+    """The one family with these tensor names. Raises CheckpointError if none or several match, and for quantized
+    weights."""
+    for key in ("quantization_config", "compression_config"):  # beside plain ones it says how to quantize them
+        if config.get(key) and any(tensor.dtype not in PLAIN for tensor in tensors.values()):
+            raise CheckpointError(f"{where}: config.json: {key} {shown(config[key])} is not supported")
     fits = [family for family in families().values() if family.recognises(tensors, config)]
     if len(fits) == 1:
         return fits[0]

@@ -159,7 +159,6 @@ REFUSED = [
     ("Gemma 2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
     ("Gemma 2", {"layer_types": ["full_attention"]}, "layer_types ['full_attention']: expected 3 of"),
     ("GPT-NeoX", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
-    ("Qwen3", {"quantization_config": {"quant_method": "awq"}}, "quantization_config {'quant_method': 'awq'}"),
     ("Qwen3", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     ("Qwen3, yarn", {"rope_parameters": {"rope_type": "yarn", "factor": 4, "bata_fast": 9}}, "bata_fast 9 of rope"),
     ("Qwen3", {"rope_parameters": {"rope_type": "mrope", "factor": 4}}, "kind 'mrope' is not supported (one of"),
@@ -185,6 +184,15 @@ def test_options_that_are_not_supported_are_refused_by_name_and_value(name, chan
     made = case(name)
     with pytest.raises(CheckpointError, match=re.escape(named)):
         families()[made.family].load(made.tensors, made.config | changed, "file")
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_quantized_weights_are_refused_and_plain_ones_beside_such_a_key_read(key):
+    made = case("Qwen3")
+    config, (name, one) = made.config | {key: {"quant_method": "fp8"}}, next(iter(made.tensors.items()))
+    assert recognise(made.tensors, config, "file").name == made.family
+    with pytest.raises(CheckpointError, match=f"^file: config.json: {key} .'quant_method': 'fp8'. is not supported"):
+        recognise({**made.tensors, name: one.to(torch.float8_e4m3fn)}, config, "file")
 
 
 # of training, of ids that the tokenizer knows, of the library; read where `layer_types` or others are not

@@ -76,7 +76,7 @@ def families(spec: DecoderSpec, **parts: Any) -> tuple[Family, Family]:
 
 def config_of(spec: DecoderSpec, text: dict[str, Any], tensors: Tensors, base: str) -> TextConfig:
     """Raises CheckpointError for unsupported options, by name and value."""
-    for key, values in ({"quantization_config": (None,)} | spec.only).items():
+    for key, values in spec.only.items():
         if (value := text.get(key, values[0])) not in values:
             raise CheckpointError(f"config.json: {key} {value!r:.80} is not supported")
     head, tie = f"{spec.head}.weight", bool(text["tie_word_embeddings"])
