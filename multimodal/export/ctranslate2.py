@@ -49,6 +49,9 @@ def check_type(checkpoint: Checkpoint, parts: Parts) -> None:
         raise UsageError(f"model {checkpoint.source}: a {kind}; CTranslate2 export takes {', '.join(TYPES)} alone")
     if not isinstance(checkpoint.model, TextTransformer):
         return
+    if kind == "falcon" and parts[0].get("new_decoder_architecture"):
+        raise UsageError(f"model {checkpoint.source}: CTranslate2 export does not support Falcon's "
+                         "new_decoder_architecture")  # fmt: skip
     config = checkpoint.model.config
     for positions in (config.positions, *([config.pattern.positions] if config.pattern else [])):
         if positions.kind == "rotary" and (scaling := rope(positions, 1)["rope_type"]) not in SCALINGS:
@@ -77,6 +80,8 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
             config = checkpoint.model.config
             if isinstance(checkpoint.model, TextTransformer) and config.causal:
                 _set_scaling(spec.decoder.layer, config)
+                more = spec.get_vocabulary_size() - len(spec._vocabulary)  # rows without a token
+                spec.register_vocabulary([*spec._vocabulary, *(f"<extra_id_{i}>" for i in range(more))])
             elif isinstance(checkpoint.model, EncoderDecoder):  # the converter takes the encoder's
                 spec.decoder.num_heads = np.int16(config.decoder.stack.block.attention.heads)
             return spec

@@ -32,7 +32,8 @@ def written(family: str, folder: Path, **options):
     """Transformers' random model, and in `folder` its checkpoint with a vocabulary of bytes."""
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**SIZES | options)
+    sizes = {name: value for name, value in (SIZES | options).items() if value is not None}
+    config = getattr(transformers, f"{family}Config")(**sizes)
     model = randomized(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     model.save_pretrained(folder.with_name("hf"))
     save_folder(Checkpoint(load(folder.with_name("hf")).model, BYTES), folder)
@@ -72,7 +73,8 @@ def test_a_window_is_told_and_texts_beyond_it_are_those_of_transformers(family, 
 
 
 @torch.no_grad()
-def test_a_vocabulary_without_an_unknown_token_is_exported(tmp_path):
+@pytest.mark.parametrize("more", [0, 6])
+def test_a_vocabulary_without_an_unknown_token_and_rows_without_tokens_are_exported(more, tmp_path):
     import tokenizers
     import transformers
 
@@ -82,8 +84,8 @@ def test_a_vocabulary_without_an_unknown_token_is_exported(tmp_path):
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
     own = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=32, vocab_size=len(vocab),
-                                     bos_token_id=256, eos_token_id=257)  # fmt: skip
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=32,
+                                     vocab_size=len(vocab) + more, bos_token_id=256, eos_token_id=257)  # fmt: skip
     model = randomized(transformers.GPT2LMHeadModel(config))
     for one in (model, own):
         one.save_pretrained(tmp_path / "hf")
@@ -99,6 +101,8 @@ def test_a_vocabulary_without_an_unknown_token_is_exported(tmp_path):
         ("Llama", {"rope_parameters": YARN}, "does not support yarn scaling"),
         ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
          r"has no windows of a qwen2 \(got one of 8 tokens\)"),
+        ("Falcon", {"head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 2},
+         "does not support Falcon's new_decoder_architecture"),
         ("Gemma3Text", GEMMA3 | {"query_pre_attn_scalar": 9, "sliding_window": 256}, r"numbers are .*it lacks some"),
     ],
 )  # fmt: skip
