@@ -116,6 +116,22 @@ def test_cleaning_of_texts_for_clips_vocabulary():
         open_clip_tokenizer(None, {"text_cfg": {"tokenizer_kwargs": {"clean": "canonicalize"}}})
 
 
+@pytest.mark.parametrize("kind", ["GemmaTokenizer", "Siglip2Tokenizer", "LlamaTokenizerFast"])
+def test_a_class_that_pads_on_the_left_must_state_the_side(kind, tmp_path):
+    from open_clip.tokenizer import HFTokenizer
+
+    text = gemma(tmp_path) | {"hf_tokenizer_name": "elsewhere", "vocab_size": 400}
+    path = tmp_path / "tokenizer_config.json"
+    record = json.loads(path.read_text()) | {"tokenizer_class": kind}
+    path.write_text(json.dumps(record))
+    assert open_clip_tokenizer(tmp_path, {"text_cfg": text}) is not None
+    del record["padding_side"]
+    path.write_text(json.dumps(record))
+    assert HFTokenizer(str(tmp_path), context_length=12)("cats")[0, 0] == 0  # its pad
+    with pytest.raises(CheckpointError, match="without padding_side pads on the left"):
+        open_clip_tokenizer(tmp_path, {"text_cfg": text})
+
+
 def test_options_without_an_equal_are_refused_by_name(tmp_path):
     text = words(tmp_path) | {"hf_tokenizer_name": "elsewhere", "vocab_size": 70}
     for changed in ({"tokenizer_kwargs": {"clean": "lower"}}, {"tokenizer_kwargs": {"language": "de"}},

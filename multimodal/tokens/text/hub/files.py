@@ -6,7 +6,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, read_json, shown
-from multimodal.tokens.text.hub.added import added_tokens, completed
+from multimodal.tokens.text.hub.added import added_tokens, class_name, completed
 from multimodal.tokens.text.hub.pipeline import FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer, extended_model
@@ -29,6 +29,9 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+# classes of transformers that pad on the left
+LEFT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "Siglip2Tokenizer", "CohereTokenizer",
+        "XLNetTokenizer")  # fmt: skip
 # models whose texts get a bos, which their SentencePiece files do not state
 BOS = ("llama", "mistral", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text")
 
@@ -75,6 +78,7 @@ def siglip2_tokenizer(folder: Path, size: int, context: int) -> HubTokenizer:
     """SigLIP 2's text (Tschannen et al. 2025, section 2.1): Gemma's vocabulary, lower case, eos, padded to the context
     with id 0. The model attends to its padding. Raises CheckpointError."""
     path = folder / FILE
+    _check_sides(folder)
     pipeline = _cleaned(read_json(path), [{"type": "Lowercase"}])
     pipeline["post_processor"] = None
     tokenizer = _made(path, pipeline, {"eos": "<eos>"}, {}, size, context, pad_to_length=True)
@@ -91,10 +95,8 @@ def open_clip_text(folder: Path, size: int, context: int, canonical: bool, strip
     path = folder / FILE
     if not path.is_file():
         return None
-    pipeline, record = _completed(path, read_json(path), {}, {}), optional_json(folder / RECORD)
-    for side in ("padding_side", "truncation_side"):
-        if record.get(side, "right") != "right":
-            raise CheckpointError(f"{folder / RECORD}: {side} {shown(record[side])} is not supported")
+    _check_sides(folder)
+    pipeline = _completed(path, read_json(path), {}, {})
     with naming_pipeline(path):
         pipeline = _cleaned(pipeline, CANONICAL if canonical else SINGLE_SPACES)
         if strip_sep:
@@ -104,6 +106,17 @@ def open_clip_text(folder: Path, size: int, context: int, canonical: bool, strip
                 raise CheckpointError("strip_sep_token needs a token before and one after a text, and one with id 0")
             pipeline["post_processor"] = {"type": "BertProcessing", "cls": [before[0], 0], "sep": [pad, 0]}
         return _made(path, pipeline, {}, {}, size, context, pad_to_length=True, named_end=False)
+
+
+def _check_sides(folder: Path) -> None:
+    """Raise CheckpointError for texts that transformers pads or cuts on the left."""
+    record = optional_json(folder / RECORD)
+    kind = class_name(record, {})
+    if kind in LEFT and record.get("padding_side") is None:
+        raise CheckpointError(f"{folder / RECORD}: {kind} without padding_side pads on the left (expected right)")
+    for side in ("padding_side", "truncation_side"):
+        if record.get(side) not in ("right", None):
+            raise CheckpointError(f"{folder / RECORD}: {side} {shown(record[side])} is not supported")
 
 
 def _cleaned(pipeline: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
