@@ -16,7 +16,8 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.speech.parakeet import PARAKEET_CTC, PARAKEET_TRANSDUCER, ctc_rows, transducer_rows
 from multimodal.weights.table import NameRow, Tensors
 
-# of values that give other results, those that are computed, by section; a missing one has NeMo's default, the first
+# of values that give other results, those that are computed, by section; a missing one has NeMo's default: that of
+# `DEFAULTS`, else the first
 ONLY: dict[str, dict[str, Any]] = {
     "preprocessor": {"sample_rate": 16000, "window_size": 0.025, "window_stride": 0.01, "window": "hann",
                      "normalize": "per_feature", "n_fft": (512, None), "frame_splicing": 1, "log": True,
@@ -27,6 +28,7 @@ ONLY: dict[str, dict[str, Any]] = {
                 "conv_context_size": None, "att_context_style": "regular", "reduction": None, "untie_biases": True,
                 "global_tokens": 0},
 }  # fmt: skip
+DEFAULTS = {"window_size": 0.02, "subsampling": "striding"}
 UNLIMITED = 1000  # tokens a frame, where NeMo has no limit; more would be an endless loop
 LOCAL = ("rel_pos", "rel_pos_local_attn")
 # transformers' names and NeMo's, replaced in this order
@@ -65,9 +67,10 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
         raise CheckpointError(f"nemo config: {name} must be a table (got {section!r:.40})")
     for key, only in ONLY.get(name, {}).items():
         known = only if isinstance(only, tuple) else (only,)
-        if key in section and section[key] not in known:
+        value = section.get(key, DEFAULTS.get(key, known[0]))
+        if value not in known:
             told = " or ".join(map(repr, known))
-            raise CheckpointError(f"nemo config: {name}: {key} must be {told} (got {section[key]!r:.40})")
+            raise CheckpointError(f"nemo config: {name}: {key} must be {told} (got {value!r:.40})")
     return section
 
 
@@ -86,9 +89,9 @@ def _near(encoder: dict[str, Any]) -> list[int]:
 def complete_encoder(config: dict[str, Any]) -> dict[str, Any]:
     """The encoder's configuration as transformers writes it. Raises CheckpointError."""
     encoder, features = _section(config, "encoder"), _section(config, "preprocessor")
-    if features.get("features", 80) != encoder["feat_in"]:
+    if (bands := features.get("features", 64)) != encoder["feat_in"]:
         raise CheckpointError(
-            f"nemo config: preprocessor has {features['features']} features, encoder's feat_in is {encoder['feat_in']}"
+            f"nemo config: preprocessor has {bands} features, encoder's feat_in is {encoder['feat_in']}"
         )
     width, bias = encoder["d_model"], encoder.get("use_bias", True)
     channels, scaled = encoder.get("subsampling_conv_channels", -1), encoder.get("xscaling", True)

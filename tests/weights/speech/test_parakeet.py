@@ -265,6 +265,18 @@ def test_other_features_of_nemo_are_refused(key, value, tmp_path, pieces):
         convert(path, tmp_path / "made")
 
 
+@pytest.mark.parametrize(("section", "key", "named"), [
+    ("preprocessor", "window_size", r"window_size must be 0\.025 \(got 0\.02\)"),
+    ("preprocessor", "features", "preprocessor has 64 features, encoder's feat_in is 16"),
+    ("encoder", "subsampling", r"subsampling must be 'dw_striding' \(got 'striding'\)"),
+])  # fmt: skip
+def test_what_an_archive_leaves_out_is_nemos_default(section, key, named, tmp_path, pieces):
+    config = nemo_config("parakeet-ctc")
+    del config[section][key]
+    with pytest.raises(CheckpointError, match=named):
+        convert(nemo(tmp_path / "asr.nemo", config, nemo_tensors("parakeet-ctc"), pieces), tmp_path / "made")
+
+
 @pytest.mark.parametrize(("greedy", "most"), [
     ({"max_symbols": 7}, 7), ({"max_symbols": None, "max_symbols_per_step": 3}, 3), ({"max_symbols": None}, 1000),
 ])  # fmt: skip
