@@ -40,7 +40,11 @@ def interpolate_grid(
 ) -> Float[Tensor, "M D"]:
     """Resample a learned grid of positions, bicubic with antialiasing as timm's `resample_abs_pos_embed`. `offset`: as
     DINO instead (Caron et al. 2021, `interpolate_pos_encoding`), without antialiasing, by the ratios (new + offset) /
-    old, where its 0.1 keeps rounding from losing a row; 0 as transformers, by the sizes. `mode`: or `bilinear`."""
+    old, where its 0.1 keeps rounding from losing a row; 0 as transformers, by the sizes. `mode`: or `bilinear`, or
+    `bucket`: the old position that each new one's fraction of its side lies in (Idefics3)."""
+    if mode == "bucket":
+        rows, columns = (_buckets(*sides, table.device) for sides in zip(old, new, strict=True))
+        return table[(rows[:, None] * old[1] + columns).flatten()]
     if old == new:
         return table
     # batch axis before the permutation: with other strides torch 2.11 resamples wrongly to a grid of one column
@@ -51,6 +55,14 @@ def interpolate_grid(
         ratios = tuple((side + offset) / own for side, own in zip(new, old, strict=True))
         grid = F.interpolate(grid, scale_factor=ratios, mode=mode, align_corners=False)
     return grid[0].flatten(1).T.to(table.dtype)
+
+
+def _buckets(old: int, new: int, device: torch.device) -> Int[Tensor, "n"]:
+    """In float32, as transformers finds them, which for some sides is one too low."""
+    edges = torch.arange(1 / old, 1.0, 1 / old, dtype=torch.float32, device=device)
+    step = 1.0 / torch.tensor(new, dtype=torch.float32, device=device)
+    places = torch.arange(new, dtype=torch.float32, device=device) * step
+    return torch.bucketize(places.clamp(max=1 - 1e-6), edges, right=True)
 
 
 def relative_distances(queries: int, keys: int, device: torch.device | None = None) -> Int[Tensor, "T S"]:

@@ -32,8 +32,8 @@ class Family:
 
     `defaults`: values of keys that a configuration leaves out, after `complete` has added what shapes imply.
     `config_from(config, tensors)` builds our frozen configuration and raises CheckpointError for what is not stated,
-    rather than guess. `beside`: a JSON file by the weights, whose content the configuration gets under this name, or
-    that of the feature extractor in transformers 5's one file, else {}. `tokenizer`, `preprocessing`, `chat` and `card`
+    rather than guess. `beside`: a JSON file by the weights, whose content the configuration gets under this name, else
+    {}; the feature extractor in transformers 5's one file goes first. `tokenizer`, `preprocessing`, `chat` and `card`
     (facts for the card) read the folder, None for a bare file. `needs`: configuration file without which heads are
     unknown. `one_size`: images have the size of the configuration, as the original model takes no other."""
 
@@ -70,7 +70,7 @@ class Family:
             if self.needs and not config:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             if self.beside:
-                config = ({self.beside: _beside(folder, self.beside)} if folder else {}) | config
+                config = ({self.beside: feature_record(folder, self.beside)} if folder else {}) | config
             asked: dict[str, Any] = {}
             if folder and self.model in SEARCHED:
                 search = optional_json(folder / "generation_config.json")
@@ -118,6 +118,7 @@ def architecture(config: dict[str, Any]) -> str:
     return ascii_only(names[0])[:80] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
-def _beside(folder: Path, name: str) -> dict[str, Any]:
-    own = optional_json(folder / name) or optional_json(folder / "processor_config.json").get("feature_extractor")
+def feature_record(folder: Path, name: str) -> dict[str, Any]:
+    """Record of the feature extractor, or else the file `name`; {} without either."""
+    own = optional_json(folder / "processor_config.json").get("feature_extractor") or optional_json(folder / name)
     return own if isinstance(own, dict) else {}

@@ -132,6 +132,18 @@ def test_interpolated_grid_equals_timms(new):
     assert_close(interpolate_grid(table, (4, 6), new), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("old", "new"), [(4, (2, 3)), (4, (8, 4)), (19, (19, 25)), (7, (1, 41))])
+def test_buckets_of_positions_are_transformers(old, new):
+    from transformers import Idefics3VisionConfig
+    from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
+
+    module = Idefics3VisionEmbeddings(Idefics3VisionConfig(hidden_size=8, image_size=old, patch_size=1))
+    pixels, mask = torch.zeros(1, 3, *new), torch.ones(1, *new, dtype=torch.bool)
+    expected = (module(pixels, mask) - module.patch_embedding.bias)[0]
+    table = module.position_embedding.weight
+    assert_close(interpolate_grid(table, (old, old), new, mode="bucket"), expected, atol=1e-6, rtol=0)
+
+
 def test_a_grid_of_the_same_size_stays_as_it_is():
     table = noise(24, 8)
     assert interpolate_grid(table, (4, 6), (4, 6)) is table

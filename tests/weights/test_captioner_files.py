@@ -260,6 +260,12 @@ def test_logits_go_through_the_embedding_only_where_the_file_says_so(name):
             made.family.load(shorter, made.config, "file")
         return
     assert made.family.load(shorter, made.config, "file").model.config.decoder.tied
+    if name == "Hugging Face BLIP":  # transformers ties by either configuration
+        config = made.config | {"tie_word_embeddings": False}
+        assert made.family.load(shorter, config, "file").model.config.decoder.tied
+        config["text_config"] = made.config["text_config"] | {"tie_word_embeddings": False}
+        with pytest.raises(CheckpointError, match=f"tensor '{head}' is missing"):
+            made.family.load(shorter, config, "file")
     other = made.family.load(made.tensors | {head: made.tensors[head] + 1}, made.config, "file").model
     assert other.config.decoder.tied is False
 

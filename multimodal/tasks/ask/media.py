@@ -192,9 +192,11 @@ class MediaEncoder:
         return Medium("audio", *filterbank_batch(list(wave.split(self.window)), config.bands))
 
     def _encoded(self, one: Medium) -> Encoded:
-        digest = hashlib.sha256(one.tensors.contiguous().numpy().tobytes()).digest()
-        if one.tile is not None:
-            digest += repr((one.tile.grid, one.tile.size)).encode()
+        hashed = hashlib.sha256(one.tensors.contiguous().numpy().tobytes())
+        place = None if one.tile is None else (one.tile.grid, one.tile.size)
+        lengths = None if one.lengths is None else one.lengths.tolist()  # silence and padding may be the same
+        hashed.update(repr((one.kind, *one.tensors.shape, place, lengths)).encode())
+        digest = hashed.digest()
         if (rows := self.kept.get(digest)) is None:
             rows = self.kept[digest] = self._rows(one)
         self.kept.move_to_end(digest)

@@ -1,13 +1,12 @@
 """Idefics3 (Laurençon et al. 2024) and SmolVLM (Marafioti et al. 2025) in transformers' names.
 
-Traps: positions of patches are found by fractions in float32, which for some numbers of patches a side are off by one
-row; a tile's patches merge by pixel shuffle before one linear map."""
+Traps: positions of patches are found by fractions of a tile's side; a tile's patches merge by pixel shuffle before one
+linear map; the decoder's own `tie_word_embeddings` is not read where the file has its head."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from multimodal.blocks.connector import ConnectorConfig
 from multimodal.errors import CheckpointError
@@ -35,12 +34,11 @@ STEPS = image_processor.COMMON | {"resample": 1, "do_image_splitting": True, "si
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
     text = {"rms_norm_eps": 1e-5} | (config.get("text_config") or {})
+    text |= {"tie_word_embeddings": False} if NAMES.head in tensors else {}
     decoder = decoder_config(config | {"text_config": text}, tensors, "llama", NAMES)
     image = clip_hf.vision_part(VISION | (config.get("vision_config") or {}), "none", class_token=False)
-    if not _in_order(image.grid[0]):
-        raise CheckpointError(f"config.json: {image.grid[0]} patches a side have positions that are not in order")
     connector = ConnectorConfig(image.width, decoder.width, shuffle=config["scale_factor"], bias=False)
-    return AnyToTextConfig(decoder, (config["image_token_id"],), image, connector)
+    return AnyToTextConfig(decoder, (config["image_token_id"],), replace(image, position_mode="bucket"), connector)
 
 
 def rows(config: AnyToTextConfig) -> list[NameRow]:
@@ -70,13 +68,6 @@ def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return decoder_tokenizer(folder, config, "llama")
-
-
-def _in_order(side: int) -> bool:
-    """True if transformers' fractions of float32 give patch i of a side the position i."""
-    edges = torch.arange(1 / side, 1.0, 1 / side)
-    found = torch.bucketize((torch.arange(side) * (1.0 / torch.tensor(side))).clamp(max=1 - 1e-6), edges, right=True)
-    return found.equal(torch.arange(side))
 
 
 FAMILY = Family(

@@ -14,10 +14,9 @@ from multimodal.blocks.conformer import ConformerConfig
 from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoderConfig
 from multimodal.models.speech.transducer import PredictionConfig, Transducer, TransducerConfig
-from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.files import recognizer_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, feature_record
 from multimodal.weights.table import NO_LAST, NameRow, Op, Tensors, linears, under, weight_and_bias
 
 ALTERNATING = Op(
@@ -131,10 +130,10 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 def check_features(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Nothing but a check of the features beside the weights."""
-    stated = optional_json(folder / "preprocessor_config.json") if folder else {}
+    stated = feature_record(folder, "preprocessor_config.json") if folder else {}
     for key, only in (FEATURES | {"feature_size": config["encoder_config"]["num_mel_bins"]}).items():
         if stated.get(key, only) != only:
-            raise CheckpointError(f"{folder / 'preprocessor_config.json'}: {key} must be {only} (got {stated[key]!r})")
+            raise CheckpointError(f"{folder}: feature extractor: {key} must be {only} (got {stated[key]!r})")
     return {}
 
 

@@ -36,7 +36,8 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> VisionEncoderDecode
         raise CheckpointError("BLIP for questions (BlipForQuestionAnswering) is not supported; its captioner is")
     if not text["is_decoder"]:
         raise CheckpointError("config.json: is_decoder must be true in a captioner")
-    if (tied := HEAD.tied(tensors, EMBEDDING, config)) is None:
+    ties = {"tie_word_embeddings": any(one.get("tie_word_embeddings", True) for one in (config, text))}
+    if (tied := HEAD.tied(tensors, EMBEDDING, ties)) is None:
         raise CheckpointError(f"tensor '{HEAD.dense}.weight' is missing")
     decoder = bert.decoder_config(text, tied, transform=True, source_width=vision["hidden_size"])
     return VisionEncoderDecoderConfig(vision_part(vision, "none", class_token=True), decoder)

@@ -38,8 +38,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 def image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """File and record of the image processor; transformers 5 writes one file for images and texts."""
-    return _record(folder, ("preprocessor_config.json", None), ("processor_config.json", "image_processor"))
+    """File and record of the image processor; transformers 5 writes one file for images and texts, which goes first."""
+    return _record(folder, ("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
 
 
 def video_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -82,6 +82,15 @@ def test_inputs_change_the_answer_and_are_encoded_once(tiny):
     assert seen == [1, 1]
 
 
+def test_silence_at_the_end_is_no_padding(asker):
+    """Both windows have the same spectrogram."""
+    sound = SOUND[1][:4800]
+    longer = np.concatenate([sound, np.zeros(9600, np.float32)])
+    found = [prompt(asker, {"type": "audio", "audio": (16000, one)}).media[0] for one in (sound, longer)]
+    assert [len(one.rows) for one in found] == [4, 12]
+    assert found[0].digest != found[1].digest
+
+
 def test_a_conversation_computes_only_what_is_new(tiny):
     asker = Asker(tiny, compute_type="float32", **NEW)
     talk, lengths = asker.conversation(), []

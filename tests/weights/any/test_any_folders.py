@@ -12,7 +12,11 @@ from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import Tiling
 from multimodal.tokens.image.tiles import tiled
 from multimodal.weights.any.chat import chat_template
+from multimodal.weights.family import feature_record
 from multimodal.weights.folder import load_folder, save_folder
+from multimodal.weights.speech.parakeet import check_features
+from multimodal.weights.speech.whisper import PREPROCESSOR
+from multimodal.weights.vision.image_processor import image_record
 from tests.helpers.references.any_to_text import PINPOINTS, case
 
 HALF = [0.5, 0.5, 0.5]
@@ -90,6 +94,26 @@ def test_other_spectrograms_than_whispers_are_refused(name, tmp_path):
         with pytest.raises(CheckpointError, match=rf"{key} must be \d+ \(got {value}\)"):
             load(tmp_path)
         record["feature_extractor"].pop(key)
+
+
+def test_the_processors_record_goes_before_older_files(tmp_path):
+    """As in transformers 5."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor, CLIPImageProcessor, WhisperFeatureExtractor
+
+    for name, made, reader, key in (
+        ("image_processor", CLIPImageProcessor(image_mean=HALF), AutoImageProcessor, "image_mean"),
+        ("feature_extractor", WhisperFeatureExtractor(hop_length=200), AutoFeatureExtractor, "hop_length"),
+    ):
+        folder = tmp_path / name
+        made.save_pretrained(folder)
+        older = json.loads((folder / "preprocessor_config.json").read_text())
+        (folder / "processor_config.json").write_text(json.dumps({name: older}))
+        (folder / "preprocessor_config.json").write_text(json.dumps(older | {key: [0.25] * 3}))
+        found = image_record(folder)[1] if name == "image_processor" else feature_record(folder, PREPROCESSOR)
+        assert found[key] == older[key]
+        assert getattr(reader.from_pretrained(folder), key) == (tuple(HALF) if key == "image_mean" else 200)
+    with pytest.raises(CheckpointError, match=r"feature extractor: hop_length must be 160 \(got 200\)"):
+        check_features(folder, {"encoder_config": {"num_mel_bins": 80}})
 
 
 @pytest.mark.parametrize(

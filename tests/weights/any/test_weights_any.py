@@ -14,9 +14,20 @@ from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
 from multimodal.tokens.image.tiles import tiled
 from multimodal.weights.folder import build
 from multimodal.weights.load import families
+from multimodal.weights.load import load as load_path
 from tests.helpers.counting import undrawn
 from tests.helpers.parity import record
-from tests.helpers.references.any_to_text import BANDS, CASES, FRAMES, IMAGE, PINPOINTS, VIDEO, case, file_names
+from tests.helpers.references.any_to_text import (
+    BANDS,
+    CASES,
+    FRAMES,
+    IMAGE,
+    PINPOINTS,
+    VIDEO,
+    case,
+    file_names,
+    idefics_case,
+)
 
 TOLERANCE = 1e-5
 HALF = (0.5, 0.5, 0.5)
@@ -142,6 +153,25 @@ def test_one_vision_sees_several_images_and_videos(name):
     ids = torch.tensor([[5, *[VIDEO] * len(rows), 6]])
     expected = reference(input_ids=ids, pixel_values_videos=frames).logits
     assert (model(ids, [rows]) - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("side", [14, 28, 56])
+@torch.no_grad()
+def test_idefics_sees_tiles_of_other_sizes(side):
+    pixels = noise(2, 3, side, side)
+    expected = case("Idefics3").reference.model.get_image_features(pixels[None]).pooler_output
+    rows = load("Idefics3").encode_images(pixels)
+    assert (rows.flatten(0, 1) - torch.cat([*expected]).flatten(0, -2)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(("top", "text"), [(False, True), (True, False), (False, False)])
+def test_idefics_ties_what_transformers_ties(top, text, tmp_path):
+    model = idefics_case("Idefics3", tie_word_embeddings=top).reference
+    model.config.text_config.tie_word_embeddings = text
+    model.save_pretrained(tmp_path)
+    loaded, ids = load_path(tmp_path).model, torch.tensor([[5, 6, 7]])
+    assert loaded.config.decoder.tied == top
+    assert (loaded.decoder(ids) - model(input_ids=ids).logits).abs().max() <= TOLERANCE
 
 
 # config.json of the releases, less what has no part in shapes
