@@ -4,7 +4,7 @@ import binascii
 import gzip
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -161,6 +161,14 @@ class WhisperTokenizer(_TiktokenTokenizer):
         )
         self.timestamp_begin = self.no_timestamps + 1
         self.bos_id, self.eos_id, self.pad_id = self.sot, self.eot, self.eot
+
+    def misplaced(self, tokens: Mapping[str, int]) -> int:
+        """Number of tokens that another vocabulary, in GPT-2's letters for bytes, lacks or has elsewhere; it may lack
+        control tokens."""
+        letters, ranks = byte_letters(), self._encoding._mergeable_ranks
+        plain = {token.decode("latin-1").translate(letters): i for token, i in ranks.items() if token}
+        count = sum(tokens.get(token) != i for token, i in plain.items())
+        return count + sum(tokens.get(token, i) != i for token, i in self.control_ids.items())
 
     @property
     def language_tokens(self) -> tuple[int, ...]:

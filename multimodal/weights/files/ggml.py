@@ -53,8 +53,8 @@ OTHERS = {9: "q8_1", 10: "q2_K", 11: "q3_K", 12: "q4_K", 13: "q5_K", 14: "q6_K",
 
 
 def read_ggml(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights under OpenAI's names, quantized ones as the numbers that they stand for, and `dims`. The file's
-    vocabulary and mel filters are skipped: a released model's follow from its sizes. Raises CheckpointError."""
+    """Weights under OpenAI's names, quantized ones as the numbers that they stand for, `dims`, and the tokens of the
+    `vocabulary`. The mel filters are skipped: they follow from their number. Raises CheckpointError."""
     with binary_reader(path, "a ggml file of whisper.cpp") as reader:
         reader.numbers("I", "the magic number")
         dims = dict(zip(SIZES, reader.numbers(f"{len(SIZES)}i", "the sizes"), strict=True))
@@ -63,15 +63,15 @@ def read_ggml(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         reader.numbers("i", "the number type")
         bands, bins = reader.numbers("2I", "the mel filters")
         reader.bytes(4 * bands * bins, "the mel filters")
-        for _ in range(reader.numbers("I", "the vocabulary")[0]):
-            reader.bytes(*reader.numbers("I", "the vocabulary"), "the vocabulary")
+        (count,) = reader.numbers("I", "the vocabulary")
+        tokens = [bytes(reader.bytes(*reader.numbers("I", "the vocabulary"), "the vocabulary")) for _ in range(count)]
         weights: dict[str, Tensor] = {}
         while reader.left:
             name, tensor = _tensor(reader)
             if name in weights:
                 raise ValueError(f"tensor {name!r} appears twice")
             weights[name] = tensor
-    return weights, {"dims": dims}
+    return weights, {"dims": dims, "vocabulary": tokens}
 
 
 def _tensor(reader: BinaryReader) -> tuple[str, Tensor]:

@@ -13,8 +13,8 @@ from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConf
 from multimodal.system.files import optional_json
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.family import Family
+from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 
 PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
@@ -24,13 +24,6 @@ DIMENSIONS = (
     "n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer",
     "n_vocab", "n_text_ctx", "n_text_state", "n_text_head", "n_text_layer",
 )  # fmt: skip
-# vocabulary sizes of the released models; large-v3 and later have one more language
-TOKENIZERS = {51864: "whisper-en", 51865: "whisper", 51866: "whisper-v3"}
-
-
-def released_tokenizer(vocabulary: int | None) -> Tokenizer | None:
-    """The released vocabulary of this size, or None."""
-    return tokenizer_from(TOKENIZERS[vocabulary]) if vocabulary in TOKENIZERS else None
 
 
 def _dims(config: dict[str, Any]) -> dict[str, int]:
@@ -60,7 +53,7 @@ def whisper_config(
 
 def _openai_config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
     for key in config:
-        if key != "dims":
+        if key not in ("dims", "vocabulary"):  # the latter of ggml files
             raise CheckpointError(f"whisper config: unknown key {key!r}")
     d = _dims(config)
     names = ("ctx", "state", "layer", "head")
@@ -94,7 +87,7 @@ def _openai_rows(config: WhisperConfig) -> list[NameRow]:
 
 
 def _openai_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return released_tokenizer(config["dims"]["n_vocab"])
+    return released_tokenizer(config["dims"]["n_vocab"], listed=config.get("vocabulary"))
 
 
 def check_features(config: dict[str, Any], bands: int) -> None:
@@ -187,6 +180,6 @@ WHISPER_OPENAI = Family(
 )  # fmt: skip
 WHISPER_HF = Family(
     "whisper-hf", Whisper, ("model.encoder.conv1.weight", "model.decoder.embed_tokens.weight"), _hf_config, _hf_rows,
-    lambda folder, config: released_tokenizer(config["vocab_size"]), card=_hf_card, types=("", "whisper"),
+    lambda folder, config: released_tokenizer(config["vocab_size"], folder), card=_hf_card, types=("", "whisper"),
     beside=PREPROCESSOR,
 )  # fmt: skip

@@ -10,7 +10,8 @@ from torch import Tensor
 from multimodal.errors import CheckpointError
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.weights.family import Family
-from multimodal.weights.speech.whisper import released_tokenizer, whisper_config
+from multimodal.weights.speech.whisper import whisper_config
+from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from multimodal.weights.table import HALVES, THIRDS, NameRow, Op, Tensors, joined, qkv, repeat, under
 
 ONLY = {
@@ -106,7 +107,7 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _embedded(folder: Path | None, config: dict[str, Any]) -> Any:
-    return released_tokenizer(config["vocabulary"])
+    return released_tokenizer(config["vocabulary"], folder)
 
 
 WHISPER_CT2 = Family(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multimodal.weights.files.ggml import SIZES
+from multimodal.weights.speech.whisper_vocabulary import NAMES, released_tokenizer
 
 # (specs/model_spec.py, `_dtype_to_type_id`)
 IDS = {"float32": 0, "int8": 1, "int16": 2, "float16": 4}
@@ -79,10 +80,18 @@ def _ct2_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def text_tokens(size: int) -> list[bytes]:
+    """Tokens of the released vocabulary, without its control tokens."""
+    tokenizer = released_tokenizer(size)
+    return [tokenizer._encoding.decode_single_token_bytes(i) for i in range(tokenizer.plain_size)]
+
+
 def ggml(path: Path, state: dict[str, Tensor], dims: dict[str, int], kind: str = "f32") -> dict[str, Tensor]:
     """A file as whisper.cpp's converter and `quantize` write; returns the numbers that it stands for."""
     parts = [struct.pack("<I", 0x67676D6C), struct.pack("<11i", *(dims[name] for name in SIZES), GGML[kind])]
-    parts += [struct.pack("<2I2f", 1, 2, 0.5, 0.5), struct.pack("<I", 2), b"\1\0\0\0a", b"\3\0\0\0 th"]
+    tokens = text_tokens(dims["n_vocab"]) if dims["n_vocab"] in NAMES else [b"a", b" th"]
+    parts += [struct.pack("<2I2f", 1, 2, 0.5, 0.5), struct.pack("<I", len(tokens))]
+    parts += [struct.pack("<I", len(token)) + token for token in tokens]
     real = {}
     for name, tensor in state.items():
         # biases, norms and positions stay float32, convolutions are at most halved

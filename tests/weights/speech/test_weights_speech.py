@@ -10,7 +10,8 @@ from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.tasks.transcribe.options import options_for
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
-from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI, released_tokenizer
+from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
+from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from tests.helpers.parity import record
 from tests.helpers.references.speech import check_layout, on_meta
 from tests.helpers.tiny_whisper import whispers

@@ -13,9 +13,10 @@ from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 from multimodal.weights.speech.whisper import WHISPER_OPENAI
 from multimodal.weights.speech.whisper_ct2 import WHISPER_CT2
+from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
-from tests.helpers.data.whisper_files import ctranslate2, ggml
+from tests.helpers.data.whisper_files import ctranslate2, ggml, text_tokens
 from tests.helpers.tiny_whisper import DIMS, whispers
 
 SMALL = {
@@ -117,6 +118,52 @@ def test_command_transcribes_with_them_as_with_the_original(tmp_path, capsys):
     assert texts[0] == texts[1]
     assert texts[2] == texts[3]
     assert "-->" in texts[0]
+
+
+def vocabulary_file(folder, name, tokens, control):
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    names = ["".join(letters[byte] for byte in token) for token in tokens]
+    ids = {token: i for i, token in enumerate(names)}
+    whole = [*names, *control]
+    added = [{"content": token, "id": i} for token, i in control.items()]
+    content = {
+        "tokenizer.json": {"model": {"vocab": ids}, "added_tokens": added}, "vocab.json": ids,
+        "vocabulary.json": whole, "vocabulary.txt": whole,
+    }[name]  # fmt: skip
+    (folder / name).write_text("\n".join(whole) if name.endswith("txt") else json.dumps(content))
+    if name == "vocab.json":
+        (folder / "added_tokens.json").write_text(json.dumps(control))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocabulary.json", "vocabulary.txt"])
+def test_a_folder_with_other_tokens_than_the_released_ones_is_refused(name, tmp_path):
+    tokens, control = text_tokens(51865), released_tokenizer(51865).control_ids
+    vocabulary_file(tmp_path, name, tokens, control)
+    assert released_tokenizer(51865, tmp_path).vocab_size == 51865
+    permuted = [*tokens[:300], *tokens[301:299:-1], *tokens[302:]]
+    vocabulary_file(tmp_path, name, permuted, control)
+    with pytest.raises(CheckpointError, match=f"^{name}: 2 of 51865 tokens are not those of the released"):
+        released_tokenizer(51865, tmp_path)
+    vocabulary_file(tmp_path, name, tokens, control)
+    with pytest.raises(CheckpointError, match=f"^{name}: 1507 of 51866 tokens"):  # one more language than the folder's
+        released_tokenizer(51866, tmp_path)
+
+
+def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
+    theirs, _ = whispers()
+    own = {name: tensor.detach() for name, tensor in theirs.state_dict().items()}
+    ggml(tmp_path / "ggml.bin", own, DIMS)
+    data = (tmp_path / "ggml.bin").read_bytes()
+    (tmp_path / "ggml.bin").write_bytes(data.replace(b"\x07\0\0\0 people", b"\x07\0\0\0 peopel"))
+    ctranslate2(tmp_path / "ct2", own, DIMS)
+    tokens = text_tokens(DIMS["n_vocab"])
+    tokens[tokens.index(b" people")] = b" peopel"
+    vocabulary_file(tmp_path / "ct2", "vocabulary.json", tokens, {})
+    for name in ("ggml.bin", "ct2"):
+        with pytest.raises(CheckpointError, match=f"{name}: .*: 1 of 51865 tokens are not those of"):
+            load(tmp_path / name)
 
 
 def test_bad_files_are_one_line(state, tmp_path):
