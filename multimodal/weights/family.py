@@ -18,7 +18,7 @@ from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.card import searched
-from multimodal.weights.fit import check_size, check_values, check_vocabulary
+from multimodal.weights.fit import check_markers, check_size, check_values, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
 
@@ -92,6 +92,7 @@ class Family:
             if asked:
                 card["generation"] = asked
             chat = self.chat(folder, tokenizer)
+            check_markers(chat, tokenizer, ours, where)
         return Checkpoint(model.eval(), tokenizer, preprocessing, where, card, chat=chat)
 
     @contextmanager

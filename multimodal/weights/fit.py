@@ -5,6 +5,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, MultimodalError
 from multimodal.system.records import from_record, to_record
+from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -55,6 +56,16 @@ def _check_positive(config: Any, where: str) -> None:
             _check_positive(value, where)
         elif (name.endswith("norm_eps") or name == "context") and value is not None and not value > 0:
             raise CheckpointError(f"{where}: {name} must be above 0 (got {value!r})")
+
+
+def check_markers(chat: ChatFormat | None, tokenizer: Tokenizer | None, config: Any, where: str) -> None:
+    """Raise CheckpointError for a token of media that is not the model's placeholder."""
+    if chat is None or tokenizer is None:
+        return
+    for (kind, name), own in zip(chat.markers.items(), getattr(config, "placeholders", ()), strict=True):
+        if tokenizer.control_names.get(name) != own:
+            told = f"the tokenizer has {kind} token {name!r} with id {tokenizer.control_names.get(name)}"
+            raise CheckpointError(f"{where}: {told}, the model expects {own}")
 
 
 def check_vocabulary(tokenizer: Tokenizer | None, config: Any, where: str) -> None:

@@ -15,7 +15,7 @@ from multimodal.tasks.text.options import GenerateOptions
 from multimodal.tokens.video.options import VideoOptions
 
 if TYPE_CHECKING:
-    from multimodal.tasks.evaluate.text.answers import AnswerEvaluation
+    from multimodal.tasks.evaluate.text.answers import AnsweredQuestion
 
 MOST_SHOWN = 20  # answers of each task in a report
 EXAMPLES = """examples:
@@ -57,10 +57,10 @@ def run(options: Namespace) -> int:
     def evaluate(name: str) -> SetFigures:
         shown = Progress(f"{name}: questions")
         try:
-            found = evaluate_answers(open_chats(name, trust(options)), asker, options.without, shown)
+            found = evaluate_answers(open_chats(name, trust(options)), asker, options.without, shown,
+                                     lambda row: written.append(_record(row)))  # fmt: skip
         finally:
             shown.clear()
-        written.extend(_records(found))
         figures = found.figures()
         examples = [
             Section(f"{name}: {task}", lines=[
@@ -73,14 +73,12 @@ def run(options: Namespace) -> int:
 
     try:
         return print_figures(options, checkpoint.source, evaluate)
-    finally:  # also of the sets before one that was interrupted
+    finally:  # also what came before an interruption
         if output is not None and written:
             write_chats(output, written)
 
 
-def _records(found: "AnswerEvaluation") -> list[dict]:
-    return [
-        {"item": row.name, "task": row.task, "question": row.question, "answer": row.answer,
-         "references": list(row.references), **({"right": row.right} if row.metric == "exact" else {})}
-        for row in found.rows
-    ]  # fmt: skip
+def _record(row: "AnsweredQuestion") -> dict:
+    return {"item": row.name, "task": row.task, "question": row.question, "answer": row.answer,
+            "references": list(row.references),
+            **({"right": row.right} if row.metric == "exact" else {})}  # fmt: skip

@@ -127,7 +127,7 @@ class ChatModel:
             raise TextError(f"model {checkpoint.source}: takes no {others[0]} (it takes text alone)")
         if checkpoint.chat is None:
             return writer.ids("\n".join(one.text for one in messages), "messages")
-        return checkpoint.chat.ids(messages, [], writer.tokenizer, f"model {checkpoint.source}: chat template")
+        return checkpoint.chat.ids(messages, [], writer.tokenizer, f"model {checkpoint.source}: chat template")[0]
 
     def _write(self, writer: TextWriter, payloads: list[tuple[Any, int]]) -> list[list[Continuation]]:
         prompts, writer.seeds = map(list, zip(*payloads, strict=True))

@@ -109,7 +109,7 @@ class Conversation:
 
     def __init__(self, asker: Asker):
         self.asker, self.messages = asker, list[Message]()
-        self._cache, self._seen = asker.writer.decoder.new_cache(), Prompt([], [])
+        self._cache, self._seen = asker.writer.decoder.new_cache(), Prompt([], [], [])
 
     def ask(self, question: str, *inputs: Any) -> str:
         """The answer to a further question. A turn that fails leaves the conversation as it was."""

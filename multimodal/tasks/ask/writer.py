@@ -22,10 +22,12 @@ from multimodal.weights.folder import Checkpoint
 
 
 class Prompt(NamedTuple):
-    """Ids of a conversation with placeholders, and its media in order."""
+    """Ids of a conversation with placeholders, and its media in the order in which the template wrote them. `order`:
+    their indices in the messages."""
 
     ids: list[int]
     media: list[Encoded]
+    order: list[int]
 
 
 def answer_step(
@@ -67,12 +69,12 @@ class AnswerWriter(TextWriter):
         opened = self.media.opened(messages)
         media = self.media(opened)
         where = f"model {self.checkpoint.source}: chat template"
-        ids = self.checkpoint.chat.ids(opened, [one.markup for one in media], self.tokenizer, where)
+        ids, order = self.checkpoint.chat.ids(opened, [one.markup for one in media], self.tokenizer, where)
         if not ids:
             raise TextError(f"{name}: the chat template made no token of them")
         if len(ids) > (most := self.limit or self.context):
             raise TextError(f"{name}: have {len(ids)} tokens, the model's context is {most}")
-        return Prompt(ids, media)
+        return Prompt(ids, [media[i] for i in order], order)
 
     def answers(self, prompts: Sequence[Prompt]) -> list[list[Continuation]]:
         """Answers to each prompt, best first."""

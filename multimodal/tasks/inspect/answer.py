@@ -59,6 +59,7 @@ def answer_map(checkpoint: Checkpoint, request: AnswerRequest, options: ViewOpti
     if not model.config.crosses:
         rows = F.pad(model.places(torch.tensor([prompt.ids]))[0], (0, len(ids) - 1))
     seen, parts = [], weights[:, rows].split([len(one.rows) for one in prompt.media] or [0], 1)
+    parts = [part for _, part in sorted(zip(prompt.order, parts, strict=False))]  # as in the messages
     for (name, source), medium, part in zip(inputs, writer.media.read_all(messages), parts, strict=False):
         seen += places(checkpoint.preprocessing, model, name, source.time, medium, part)
     if not model.config.crosses:

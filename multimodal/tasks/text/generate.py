@@ -181,7 +181,7 @@ class TextWriter:
         messages = read_messages([*system, {"role": "user", "content": prompt}])
         where = f"model {self.checkpoint.source}: chat template"
         try:
-            return self.checkpoint.chat.ids(messages, [], self.tokenizer, where)
+            return self.checkpoint.chat.ids(messages, [], self.tokenizer, where)[0]
         except TextError as error:
             raise TextError(f"{name}: {error}") from None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from multimodal.errors import CheckpointError
+from multimodal.system.files import shown
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart
 from multimodal.tokens.chat.template import render
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -54,22 +55,32 @@ class ChatFormat:
                 continue
         return False
 
-    def ids(self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str) -> list[int]:
-        """Ids of `text`. With media they begin with bos, which transformers' processors put before a template without
-        it, and its tokenizers do not."""
-        ids = tokenizer.encode_template(self.text(messages, markup, tokenizer, where))
+    def ids(
+        self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str
+    ) -> tuple[list[int], list[int]]:
+        """Ids of `text`, and its order of media. With media they begin with bos, which transformers' processors put
+        before a template without it, and its tokenizers do not."""
+        text, order = self.text(messages, markup, tokenizer, where)
+        ids = tokenizer.encode_template(text)
         start = [tokenizer.bos_id] if self.markers and tokenizer.bos_id is not None else []
-        return ids if ids[:1] == start else start + ids
+        return (ids if ids[:1] == start else start + ids), order
 
-    def text(self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str) -> str:
-        """The rendered conversation, with the i-th medium's marker replaced by `markup[i]`. Raises CheckpointError for
+    def text(
+        self, messages: Sequence[Message], markup: Sequence[str], tokenizer: Tokenizer, where: str
+    ) -> tuple[str, list[int]]:
+        """The rendered conversation, in which each marker is the next medium of its kind and becomes its `markup`, and
+        the indices of the media in the text's order (LLaVA's templates write images first). Raises CheckpointError for
         a template that leaves a medium out, or writes one twice."""
         rendered = render(self.template, messages, tokenizer.control_names, self.tokens, where, self.loops)
         pattern = "|".join(map(re.escape, self.markers.values())) or "$^"
-        pieces = re.split(pattern, rendered)
-        if len(pieces) - 1 != len(markup):
-            raise CheckpointError(f"{where}: wrote {len(pieces) - 1} media for {len(markup)} in the messages")
-        return "".join(piece + media for piece, media in zip(pieces, [*markup, ""], strict=True))
+        pieces, kinds = re.split(f"({pattern})", rendered), {name: kind for kind, name in self.markers.items()}
+        written, given = [kinds[marker] for marker in pieces[1::2]], [part.kind for part in media(messages)]
+        if sorted(written) != sorted(given):
+            raise CheckpointError(f"{where}: wrote media {shown(written)} for {shown(given)} in the messages")
+        left = {kind: iter([i for i, one in enumerate(given) if one == kind]) for kind in self.markers}
+        order = [next(left[kind]) for kind in written]
+        pieces[1::2] = [markup[i] for i in order]
+        return "".join(pieces), order
 
     def end_ids(self, tokenizer: Tokenizer) -> list[int]:
         """Ids that end an answer. Raises CheckpointError for a name that the tokenizer lacks."""

@@ -97,7 +97,7 @@ class PrepareChat:
         answers = [(i, one.text) for i, one in enumerate(messages) if one.role == "assistant"]
         ids, targets = list[int](), list[int]()
         for position, text in [*answers, (len(messages), answer)]:
-            prompt = self._prompt(messages[:position], inputs)
+            prompt, order = self._prompt(messages[:position], inputs)
             if prompt[: len(ids)] != ids:
                 raise DataError("the chat template writes earlier turns otherwise once they are answered")
             said = [*self.tokenizer.encode(self.before + text), self.end]
@@ -106,12 +106,12 @@ class PrepareChat:
             targets.append(IGNORED)
         if len(ids) - 1 > (most := self.checkpoint.model.config.decoder.context):
             raise TextError(f"has {len(ids) - 1} tokens, the model's context is {most}")
-        return ChatExample(ids[:-1], targets[: len(ids) - 1], inputs)
+        return ChatExample(ids[:-1], targets[: len(ids) - 1], [inputs[i] for i in order])
 
     def _around(self) -> tuple[str, int]:
         """The text that the template writes before an answer, and the token that ends it, else the first that can."""
         said = [Message(role, (MessagePart("text", "probe"),)) for role in ("user", "assistant")]
-        begun, whole = self._prompt(said[:1], []), self._prompt(said, [])
+        begun, whole = self._prompt(said[:1], [])[0], self._prompt(said, [])[0]
         same = next((i for i, pair in enumerate(zip(begun, whole, strict=False)) if len({*pair}) > 1), len(begun))
         ends, rest = self.checkpoint.chat.end_ids(self.tokenizer), whole[same:]
         if not (own := [token for token in rest if token in ends]):
@@ -119,7 +119,8 @@ class PrepareChat:
         before = self.tokenizer.decode(rest[: rest.index(own[0])]).partition("probe")[0]
         return before if same == len(begun) else "", own[0]
 
-    def _prompt(self, messages: Sequence[Message], inputs: Sequence[Input]) -> list[int]:
+    def _prompt(self, messages: Sequence[Message], inputs: Sequence[Input]) -> tuple[list[int], list[int]]:
+        """Ids, and the order of the inputs in them."""
         own, model = [one.medium for one in inputs[: len(list(media(messages)))]], self.checkpoint.model
         written = [self.encoder.markup(one, row_count(model, one, self.checkpoint.preprocessing)) for one in own]
         return self.checkpoint.chat.ids(messages, written, self.tokenizer, "chat template")

@@ -33,6 +33,7 @@ USUAL = {"d_model": 1280, "encoder_layers": 32, "encoder_ffn_dim": 5120, "encode
 VOXTRAL_TEXT = {"vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
                 "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
                 "rope_theta": 1e8, "head_dim": 128}  # fmt: skip
+QWEN2_MARKERS = {"audio": "<|AUDIO|>"}
 HAS = ("audio_tower.conv1.weight", "language_model.model.embed_tokens.weight")
 
 
@@ -65,7 +66,7 @@ def encoder_rows(norm: str) -> list[NameRow]:
 def qwen2_config(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
     audio, decoder = encoder_config(config, final_norm=False), decoder_config(config, tensors, "qwen2")
     connector = ConnectorConfig(audio.width, decoder.width, pool=2, norm=True)
-    ids = (config["audio_token_index"],)
+    ids = (config.get("audio_token_id", config["audio_token_index"]),)
     return AnyToTextConfig(decoder, ids, audio=audio, audio_connector=connector, audio_masked=True)
 
 
@@ -101,14 +102,16 @@ def voxtral_rows(config: AnyToTextConfig) -> list[NameRow]:
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return decoder_tokenizer(folder, config, "qwen2" if config["model_type"] == "qwen2_audio" else "llama")
+    if config["model_type"] == "qwen2_audio":
+        return decoder_tokenizer(folder, config, "qwen2", QWEN2_MARKERS)
+    return decoder_tokenizer(folder, config, "llama", {})
 
 
 QWEN2_AUDIO = Family(
     "qwen2-audio", AnyToText, (*HAS, "multi_modal_projector.linear.weight"), qwen2_config, qwen2_rows, tokenizer,
     needs="config.json", defaults={"audio_token_index": 151646}, types=("qwen2_audio",),
     beside=PREPROCESSOR,
-    chat=partial(chat_format, audio="<|AUDIO|>"),
+    chat=partial(chat_format, **QWEN2_MARKERS),
 )  # fmt: skip
 VOXTRAL = Family(
     "voxtral", AnyToText, (*HAS, "multi_modal_projector.linear_1.weight"), voxtral_config, voxtral_rows, tokenizer,

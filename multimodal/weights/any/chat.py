@@ -1,5 +1,6 @@
 """The chat format of a Hugging Face folder."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,45 +10,55 @@ from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 
 MOST_TEMPLATE = 1 << 18  # characters; the longest in use have about 20,000
+TEMPLATE = "chat_template.jinja"
+# files that may hold the template, in transformers' order: of a model of texts, and of one of media, which has a
+# processor
+TOKENIZER = (TEMPLATE, RECORD, "chat_template.json")
+PROCESSOR = ("processor_config.json", "chat_template.json", TEMPLATE, RECORD)
 
 
-def chat_template(folder: Path | None) -> str | None:
-    """Jinja source of `chat_template.jinja`, or else of `chat_template.json` or `tokenizer_config.json`, whose lists
-    name one `default`; None without them. It is not executed here. Raises CheckpointError for a file that is no text,
-    or too long."""
-    if folder is None:
-        return None
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read as text ({error})") from None
-    else:
-        for path in (folder / "chat_template.json", folder / RECORD):
-            source = optional_json(path).get("chat_template")
-            if isinstance(source, list):
-                named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-                source = named.get("default")
-            if source is not None:
-                break
-        else:
-            return None
-    if not isinstance(source, str) or len(source) > MOST_TEMPLATE:
-        raise CheckpointError(f"{path}: expected a chat template of at most {MOST_TEMPLATE} characters")
-    return source
+def chat_template(folder: Path | None, files: Sequence[str] = TOKENIZER) -> str | None:
+    """Jinja source in the first of `files` that has one, whose lists name one `default`; None without. It is not
+    executed here. Raises CheckpointError for a file that is no text, or too long."""
+    for path in (folder / name for name in files if folder is not None):
+        source = _text(path) if path.name == TEMPLATE else optional_json(path).get("chat_template")
+        if isinstance(source, list):
+            named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+            source = named.get("default")
+        if source is None:
+            continue
+        if not isinstance(source, str) or len(source) > MOST_TEMPLATE:
+            raise CheckpointError(f"{path}: expected a chat template of at most {MOST_TEMPLATE} characters")
+        return source
+    return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as text ({error})") from None
+
+
+def media_tokens(folder: Path | None, markers: Mapping[str, str]) -> dict[str, str]:
+    """Names of control tokens that stand for media, in the folder's files or else in `markers` (kind: name)."""
+    records = [optional_json(folder / name) for name in (RECORD, PROCESSOR[0])] if folder else []
+    return {kind: next(filter(None, (_name(one.get(f"{kind}_token")) for one in records)), name)
+            for kind, name in markers.items()}  # fmt: skip
 
 
 def chat_format(folder: Path | None, tokenizer: Tokenizer | None, **markers: str) -> ChatFormat | None:
-    """The folder's template with the `markers` of its media, the tokens that it may read, and those that end an answer;
-    None without a template or a tokenizer. Raises CheckpointError."""
-    if tokenizer is None or (template := chat_template(folder)) is None:
+    """The folder's template with the tokens of its media (see `media_tokens`), those that it may read, and those that
+    end an answer; None without a template or a tokenizer. Raises CheckpointError."""
+    template = chat_template(folder, PROCESSOR if markers else TOKENIZER)
+    if tokenizer is None or template is None:
         return None
     record = {key: _name(value) for key, value in optional_json(folder / RECORD).items() if key.endswith("_token")}
     ends = optional_json(folder / "generation_config.json").get("eos_token_id")
     names = {i: name for name, i in tokenizer.control_names.items()}
     eos = tuple(names[i] for i in (ends if isinstance(ends, list) else [ends]) if i in names)
-    return ChatFormat(template, eos=eos, tokens={k: v for k, v in record.items() if v is not None}, **markers)
+    tokens = {key: value for key, value in record.items() if value is not None}
+    return ChatFormat(template, eos=eos, tokens=tokens, **media_tokens(folder, markers))
 
 
 def _name(value: Any) -> str | None:

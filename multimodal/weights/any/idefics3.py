@@ -25,6 +25,7 @@ VISION = {"hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 1
           "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "gelu_pytorch_tanh",
           "layer_norm_eps": 1e-6}  # fmt: skip
 DEFAULTS = {"image_token_id": 128257, "scale_factor": 2}
+MARKERS = {"image": "<image>"}
 NAMES = Names("model.text_model.", "lm_head.weight")
 CONNECTOR = "model.connector.modality_projection.proj.weight"
 RESAMPLE = {1: "lanczos", **image_processor.RESAMPLE}
@@ -67,11 +68,11 @@ def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing 
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return decoder_tokenizer(folder, config, "llama")
+    return decoder_tokenizer(folder, config, "llama", MARKERS)
 
 
 FAMILY = Family(
     "idefics3", AnyToText, (CONNECTOR, "model.text_model.embed_tokens.weight"), config_from, rows, tokenizer,
     preprocessing, needs="config.json", defaults=DEFAULTS, types=("idefics3", "smolvlm"),
-    chat=partial(chat_format, image="<image>"),
+    chat=partial(chat_format, **MARKERS),
 )  # fmt: skip

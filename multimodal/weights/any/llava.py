@@ -32,6 +32,7 @@ OLD, NEW = "language_model.model.embed_tokens.weight", "embeddings.patch_embeddi
 ONE_VISION = {"image_token_index": 151646, "video_token_index": 151647, "vision_feature_layer": -1,
               "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9"}  # fmt: skip
 VIDEO = "LlavaOnevisionVideoProcessor"
+MARKERS = {"image": "<image>", "video": "<video>"}
 LLAVA = {"image_token_index": 32000, "vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
 
 
@@ -69,15 +70,17 @@ def config_from(config: dict[str, Any], tensors: Tensors, several: bool) -> AnyT
     config = (ONE_VISION if several else LLAVA) | config
     image, decoder = tower(config), decoder_config(config, tensors, "qwen2" if several else "llama")
     select = config["vision_feature_select_strategy"]
-    if select not in ("default", "full") or (select == "default" and not image.class_token):
+    known = ["default"] * image.class_token + ["full"] * (not image.class_token or not several)  # tiles are squares
+    if select not in known:
         raise CheckpointError(f"config.json: vision_feature_select_strategy {select!r} is not supported")
-    ids = [config["image_token_index"], *([config["video_token_index"]] if several else [])]
+    kinds = ("image", "video") if several else ("image",)
+    ids = tuple(config.get(f"{kind}_token_id", config[f"{kind}_token_index"]) for kind in kinds)
     connector = ConnectorConfig(
         image.width, decoder.width, hidden=decoder.width, activation=activation(config, "projector_hidden_act"),
         bias=config.get("multimodal_projector_bias", True),
     )  # fmt: skip
     return AnyToTextConfig(
-        decoder, tuple(ids), image, connector, layers_of(config["vision_feature_layer"], image),
+        decoder, ids, image, connector, layers_of(config["vision_feature_layer"], image),
         image_prefix=select == "full" and image.class_token, image_newline=several,
     )  # fmt: skip
 
@@ -121,21 +124,23 @@ def _of_videos(path: Path, record: dict[str, Any], image: Preprocessing) -> Prep
     if name not in (VIDEO, "LlavaOnevisionImageProcessor"):
         raise CheckpointError(f"{path}: video processor {shown(name)} is not supported")
     own = image_processor.preprocessing_of(path, record | {"image_processor_type": None}, "LlavaOnevision")
-    if own != image.replace(mean=own.mean, std=own.std):
-        raise CheckpointError(f"{path}: videos in other steps than images are not supported ({shown(own)})")
+    known = image.replace(mean=own.mean, std=own.std)
+    if own != known:
+        other = ", ".join(f"{key} {shown(value)}" for key, value in vars(own).items() if value != getattr(known, key))
+        raise CheckpointError(f"{path}: videos in other steps than images are not supported ({other})")
     return own
 
 
 def _family(name: str, several: bool, place: str) -> Family:
-    newline = ("image_newline",)
+    newline, markers = ("image_newline",), MARKERS if several else {"image": MARKERS["image"]}
     return Family(
         name, AnyToText,
         (OLD, f"{place}{NEW}", "multi_modal_projector.linear_1.weight", *(newline if several else ())),
         partial(config_from, several=several), partial(rows, place=place),
-        lambda folder, config: decoder_tokenizer(folder, config, "qwen2" if several else "llama"),
+        lambda folder, config: decoder_tokenizer(folder, config, "qwen2" if several else "llama", markers),
         partial(preprocessing, several=several), needs="config.json", lacks=() if several else newline,
         types=("llava_onevision",) if several else ("llava",), one_size=True,
-        chat=partial(chat_format, image="<image>", **({"video": "<video>"} if several else {})),
+        chat=partial(chat_format, **markers),
     )  # fmt: skip
 
 

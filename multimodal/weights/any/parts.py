@@ -1,5 +1,6 @@
 """Parts that the families share: the decoder inside a model, and its tokenizer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.any.chat import media_tokens
 from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
 from multimodal.weights.text import llama
 from multimodal.weights.vision import clip_hf
@@ -66,6 +68,9 @@ def activation(config: dict[str, Any], key: str) -> str:
     return ACTIVATIONS[name]
 
 
-def decoder_tokenizer(folder: Path | None, config: dict[str, Any], kind: str) -> Tokenizer | None:
-    text = text_config(config, kind)
-    return hub_tokenizer(folder, text, context=text["max_position_embeddings"])
+def decoder_tokenizer(
+    folder: Path | None, config: dict[str, Any], kind: str, markers: Mapping[str, str]
+) -> Tokenizer | None:  # fmt: skip
+    """`markers`: see `media_tokens`; they are control tokens, whatever the folder says."""
+    text, names = text_config(config, kind), media_tokens(folder, markers)
+    return hub_tokenizer(folder, text, context=text["max_position_embeddings"], names=names)

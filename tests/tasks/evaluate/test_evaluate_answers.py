@@ -90,14 +90,18 @@ def test_a_metric_that_cannot_be_computed_is_named(tiny, tmp_path, metrics, caus
         evaluate_answers(open_chats(tmp_path / "q.jsonl"), Asker(tiny))
 
 
-def test_answers_are_written_also_where_figures_fail(tiny, tmp_path, capsys, monkeypatch):
+def test_answers_are_written_up_to_where_the_command_stops(tiny, tmp_path, capsys, monkeypatch):
     save_folder(tiny, tmp_path / "tiny")
-    write_chats(tmp_path / "q.jsonl", [question("1 + 1", ["2"], "sums")])
-    monkeypatch.setattr(AnswerEvaluation, "figures", lambda _: 1 / 0)
+    write_chats(tmp_path / "q.jsonl", [question("1 + 1", ["2"], "sums")] * 3)
+    whole = Asker.chat_many
+    monkeypatch.setattr(
+        Asker, "chat_many", lambda *given: (1 / i and one for i, one in zip((1, 0), whole(*given), strict=False))
+    )
     with pytest.raises(ZeroDivisionError):
         run(capsys, "evaluate", "answers", str(tmp_path / "q.jsonl"), "--model", str(tmp_path / "tiny"),
             "--max_new_tokens", "3", "--answers", str(tmp_path / "a.jsonl"))  # fmt: skip
-    assert json.loads((tmp_path / "a.jsonl").read_text())["references"] == ["2"]
+    (answer,) = (json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines())
+    assert answer["references"] == ["2"]
 
 
 def test_the_command_prints_tasks_and_writes_answers(tiny, tmp_path, capsys):

@@ -45,6 +45,16 @@ def test_shares_of_all_media_sum_to_1(name, tmp_path):
     assert (found.seen[-1].name == "text") == (name != "any-crossing")
 
 
+def test_maps_are_of_their_inputs_where_the_template_writes_them_in_another_order():
+    made, parts = checkpoint("any"), "for p in m.content %}"
+    template = made.chat.template.replace(parts, "for p in m.content | sort(attribute='type') %}")
+    assert template != made.chat.template
+    made = replace(made, chat=replace(made.chat, template=template))
+    image, sound, _ = answer_map(made, AnswerRequest([RED, SOUND], "what?", "a dog"), ViewOptions()).seen
+    assert (image.name, image.maps.shape[1:], sound.name) == ("image", (6,), "audio")
+    assert sound.maps.shape[1] > 6
+
+
 def test_an_attention_made_by_hand_gives_its_map(monkeypatch):
     made = checkpoint("any")
     given: dict[str, int] = {}

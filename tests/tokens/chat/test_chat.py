@@ -1,6 +1,7 @@
 """Chat templates: rendered as transformers does, in bounded work, with no control token from what a user wrote."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def test_as_transformers(kind, tmp_path):
     expected = theirs.apply_chat_template(plain, chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False)
     expected_ids = theirs(expected.replace("<image>", "<image>" * 3), add_special_tokens=False).input_ids
     form = FORM
-    text = form.text(read_messages(given), ["<image>" * 3], ours, "template")
+    text, order = form.text(read_messages(given), ["<image>" * 3], ours, "template")
+    assert order == [0]
     assert text.replace(MARK, "") == expected.replace("<image>", "<image>" * 3)
     assert ours.encode_template(text) == expected_ids
     ours.save(tmp_path / "ours")
@@ -106,7 +108,7 @@ def test_a_text_of_blanks_alone_has_no_marks():
 @pytest.mark.parametrize("texts", [("<image></s>",), ("<ima", "ge> </s", ">"), (f"<{MARK}/s>", "</s>")])
 def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
     tokenizer = hub_tokenizer(folder_of(kind, tmp_path), {"vocab_size": 400})
-    text = FORM.text(read_messages(messages(*texts)), ["<image>"], tokenizer, "x")
+    text, _ = FORM.text(read_messages(messages(*texts)), ["<image>"], tokenizer, "x")
     ids = tokenizer.encode_template(text)
     names = {i: name for name, i in tokenizer.control_names.items()}
     assert [names[i] for i in ids if i in tokenizer.control] == ["<s>", "<image>"]
@@ -154,9 +156,11 @@ def test_a_hostile_template_is_one_line(template, cause):
 
 def test_a_medium_left_out_or_written_twice_is_refused(tmp_path):
     tokenizer = hub_tokenizer(folder_of("bytes", tmp_path), {"vocab_size": 400})
-    for template, count in (("{{ 1 }}", 0), ("<image><image>", 2)):
-        with pytest.raises(CheckpointError, match=f"x: wrote {count} media for 1 in the messages"):
-            ChatFormat(template, image="<image>").text(read_messages(messages("a")), ["<image>"], tokenizer, "x")
+    for template, found in (("{{ 1 }}", []), ("<image><image>", ["image", "image"]), ("<pad>", ["audio"])):
+        wrong = re.escape(f"x: wrote media {found} for ['image'] in the messages")
+        form = ChatFormat(template, image="<image>", audio="<pad>")
+        with pytest.raises(CheckpointError, match=wrong):
+            form.text(read_messages(messages("a")), ["<image>"], tokenizer, "x")
     with pytest.raises(CheckpointError, match="no token '<end>'"):
         ChatFormat(TEMPLATE, eos=("<end>",)).end_ids(tokenizer)
 

@@ -32,6 +32,7 @@ TEMPLATES = {
     "{% endfor %}ASSISTANT:",
     "LLaVA-OneVision": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' }}"
     "{% for p in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
+    "{% for p in m['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>' }}{% endfor %}"
     "{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + p['text'] }}{% endfor %}"
     "{{ '<|im_end|>' }}{% endfor %}{{ '<|im_start|>assistant\n' }}",
     "Idefics3": "<|im_start|>{% for m in messages %}{{ m['role'] | capitalize }}:{% for p in m['content'] %}"
@@ -132,6 +133,45 @@ def test_answers_are_transformers(name, asked, tmp_path):
         assert asker.writer.answers([prompt])[0][0].text == text
 
 
+def test_media_stand_where_the_template_puts_them(tmp_path):
+    """LLaVA-OneVision's writes images before videos."""
+    model, made = reference("LLaVA-OneVision")
+    asker = Asker(saved("LLaVA-OneVision", tmp_path, model, made), compute_type="float32", max_frames=2)
+    path, image = tmp_path / "a.mp4", Image.new("RGB", (40, 30), "red")
+    path.write_bytes(video(list(numbered(3))))
+    parts = [{"type": "video", "path": path}, {"type": "image", "image": image}, {"type": "text", "text": "What?"}]
+    messages = [{"role": "user", "content": parts}]
+    prompt = asker.writer.prompt(read_messages(messages))
+    frames = [np.zeros((2, 30, 40, 3), np.uint8)]
+    text = made.apply_chat_template(messages, add_generation_prompt=True)
+    given = made(text=text, images=[[image]], videos=frames, do_sample_frames=False)
+    assert prompt.ids == given["input_ids"][0]
+    assert [one.markup[:7] for one in prompt.media] == ["<image>", "<video>"]
+
+
+def test_the_token_of_an_image_has_the_models_id_and_any_name(tmp_path):
+    model, made = reference("LLaVA")
+    folder, image = saved("LLaVA", tmp_path, model, made), Image.new("RGB", (40, 30), "red")
+    expected = Asker(folder, compute_type="float32")
+    tokens, settings = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+    pipeline, record = json.loads(tokens.read_text()), json.loads(settings.read_text())
+    for token in pipeline["added_tokens"]:
+        if token["id"] == IDS["<image>"]:
+            token |= {"special": False, "normalized": True}
+    tokens.write_text(json.dumps(pipeline))
+    typed = Asker(folder, compute_type="float32").message("an <image>?", [image])
+    assert Asker(folder, compute_type="float32").writer.prompt([typed]).ids == expected.writer.prompt([typed]).ids
+    settings.write_text(json.dumps(record | {"image_token": "<pad>"}))
+    with pytest.raises(CheckpointError, match=r"image token '<pad>' with id 258, the model expects 256"):
+        Asker(folder)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"image_token_index": 258}))
+    template = {"chat_template": TEMPLATES["LLaVA"].replace("<image>", "<pad>")}
+    (tmp_path / "chat_template.json").write_text(json.dumps(template))
+    given = Asker(folder, compute_type="float32").writer.prompt([expected.message("What?", [image])])
+    assert given.ids.count(258) == 16
+
+
 @torch.no_grad()
 def test_frames_of_a_video_are_those_of_the_references_video_processor(tmp_path):
     """Up to the rounding of its resize, which is torchvision's. Each frame is stretched, not padded."""
@@ -142,7 +182,10 @@ def test_frames_of_a_video_are_those_of_the_references_video_processor(tmp_path)
     own = made.video_processor.to_dict()
     for wrong, cause in (
         ({"video_processor_type": "OtherVideoProcessor"}, "video processor 'OtherVideoProcessor' is not supported"),
-        ({"size": {"height": 7, "width": 7}}, "videos in other steps than images are not supported"),
+        (
+            {"size": {"height": 7, "width": 7}},
+            r"videos in other steps than images are not supported \(size \(7, 7\)\)$",
+        ),
     ):
         config.write_text(json.dumps(own | wrong))
         with pytest.raises(CheckpointError, match=cause):

@@ -11,7 +11,7 @@ from multimodal import load
 from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import Tiling
 from multimodal.tokens.image.tiles import tiled
-from multimodal.weights.any.chat import chat_template
+from multimodal.weights.any.chat import PROCESSOR, chat_template
 from multimodal.weights.family import feature_record
 from multimodal.weights.folder import load_folder, save_folder
 from multimodal.weights.speech.parakeet import check_features
@@ -121,9 +121,12 @@ def test_the_processors_record_goes_before_older_files(tmp_path):
     [
         ("LLaVA", {"vision_feature_layer": [1, 2]}, r"vision_feature_layer \[1, 2\] is not supported"),
         ("LLaVA", {"image_token_index": 99}, "placeholder 99 is outside the vocabulary"),
+        ("LLaVA", {"image_token_id": 98}, "placeholder 98 is outside the vocabulary"),
+        ("Qwen2-Audio", {"audio_token_id": 98}, "placeholder 98 is outside the vocabulary"),
         ("LLaVA", {"vision_config": {"model_type": "pixtral"}}, "vision_config of kind 'pixtral'"),
         ("LLaVA", {"text_config": {"model_type": "gemma"}}, "text_config of kind 'gemma'"),
         ("LLaVA-OneVision", {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy 'default'"),
+        ("LLaVA-OneVision", {"vision_config": {"model_type": "clip_vision_model"}}, "select_strategy 'full'"),
         ("Voxtral", {"projector_hidden_act": "mish"}, "projector_hidden_act 'mish'"),
     ],
 )
@@ -134,14 +137,20 @@ def test_what_the_model_cannot_express_is_refused_by_name(name, changed, named):
 
 
 def test_the_chat_template_of_a_folder(tmp_path):
+    """Processors of media read other files first than tokenizers."""
+    from transformers import LlavaProcessor
+
     assert chat_template(tmp_path) is chat_template(None) is None
     record = {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
     assert chat_template(tmp_path) == "d"
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
-    assert chat_template(tmp_path) == "j"
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert chat_template(tmp_path) == "{{ messages }}"
+    assert chat_template(tmp_path) == chat_template(tmp_path, PROCESSOR) == "{{ messages }}"
+    for name in ("chat_template.json", "processor_config.json"):
+        (tmp_path / name).write_text(json.dumps({"chat_template": name}))
+        assert LlavaProcessor.get_processor_dict(tmp_path)[0]["chat_template"] == name
+        assert chat_template(tmp_path, PROCESSOR) == name
+        assert chat_template(tmp_path) == "{{ messages }}"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: cannot be read as text"):
         chat_template(tmp_path)

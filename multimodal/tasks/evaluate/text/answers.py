@@ -100,11 +100,12 @@ METRICS: dict[str, Callable[[Sequence[AnsweredQuestion]], dict[str, Any]]] = {
 
 
 def evaluate_answers(
-    source: Source, asker: Asker, without: Sequence[Kind] = (), watch: Callable[[int, int], None] = lambda *_: None
-) -> AnswerEvaluation:
+    source: Source, asker: Asker, without: Sequence[Kind] = (), watch: Callable[[int, int], None] = lambda *_: None,
+    keep: Callable[[AnsweredQuestion], None] = lambda _: None,
+) -> AnswerEvaluation:  # fmt: skip
     """Ask each question of `source` (see `open_chats`); `without`: kinds of input that are left out, to see whether the
-    answers used them. Raises DataError for an unknown metric, two metrics in one task, or if no question could be
-    asked."""
+    answers used them; `keep` gets each answer as it comes. Raises DataError for an unknown metric, two metrics in one
+    task, or if no question could be asked."""
     rows, broken, keys, metrics = list[AnsweredQuestion](), list[str](), list[int](), dict[str, str]()
     conversations: list[list[dict[str, Any]]] = []
     for key in range(len(source)):
@@ -134,6 +135,7 @@ def evaluate_answers(
             rows.append(AnsweredQuestion(
                 row.place, task, metric, _asked(messages), said, tuple(row.texts), loss, row.fields.get("language")
             ))  # fmt: skip
+            keep(rows[-1])
         watch(len(rows), len(keys))
     if not rows:
         raise DataError(f"{len(broken)} questions, of which none could be asked (the first: {(broken or ['none'])[0]})")

@@ -38,7 +38,7 @@ BOS = ("llama", "mistral", "mixtral", "phi3", "gemma", "gemma2", "gemma3_text")
 
 def hub_tokenizer(
     folder: Path | None, config: dict[str, Any], size: int | None = None, context: int | None = None,
-    lowercase: bool = False, named_end: bool = True,
+    lowercase: bool = False, named_end: bool = True, names: dict[str, str] | None = None,
 ) -> Tokenizer | None:  # fmt: skip
     """From `tokenizer.json`, `vocab.json` with `merges.txt`, or a SentencePiece model; None without them, and if their
     use by the model is unknown.
@@ -46,19 +46,21 @@ def hub_tokenizer(
     `config`: the folder's `config.json`. `size`: rows of the model's embedding (default `vocab_size`); those without a
     token are control ids. `context`: default length of batches. `lowercase`: lower case before the folder's own
     normalizers. `batch` adds the bos and eos that the folder puts around a text, or else the eos that it names, unless
-    `named_end` is False (an encoder's). Raises CheckpointError for an unusable file, or one that does not fit."""
+    `named_end` is False (an encoder's). `names`: further special tokens by what they are for. Raises CheckpointError
+    for an unusable file, or one that does not fit."""
     if folder is None:
         return None
+    names = names or {}
     size = config["vocab_size"] if size is None else size
     if (path := folder / FILE).is_file():
-        return folder_tokenizer(path, read_json(path), {}, config, size, context, lowercase, named_end)
+        return folder_tokenizer(path, read_json(path), names, config, size, context, lowercase, named_end)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _from_merges(folder, config, size, context, lowercase)
+        return _from_merges(folder, config, size, context, lowercase, names)
     for path in (folder / name for name in PIECES):
         if path.is_file():
             if lowercase:
                 raise CheckpointError(f"{path}: lower case before a SentencePiece model is not supported")
-            return _from_pieces(path, config, size, context)
+            return _from_pieces(path, config, size, context, names)
     return None
 
 
@@ -146,7 +148,7 @@ def recognizer_tokenizer(folder: Path | None, size: int) -> HubTokenizer | None:
 
 
 def _from_merges(
-    folder: Path, config: dict[str, Any], size: int, context: int | None, lowercase: bool
+    folder: Path, config: dict[str, Any], size: int, context: int | None, lowercase: bool, more: dict[str, str]
 ) -> Tokenizer | None:
     """Byte-level BPE in the two files of GPT-2."""
     path = folder / "vocab.json"
@@ -179,16 +181,18 @@ def _from_merges(
         "post_processor": {"type": "RobertaProcessing", **around} if ends else None,
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }  # fmt: skip
-    return folder_tokenizer(path, pipeline, names, config, size, context, lowercase)
+    return folder_tokenizer(path, pipeline, names | more, config, size, context, lowercase)
 
 
-def _from_pieces(path: Path, config: dict[str, Any], size: int, context: int | None) -> Tokenizer | None:
+def _from_pieces(
+    path: Path, config: dict[str, Any], size: int, context: int | None, names: dict[str, str]
+) -> Tokenizer | None:  # fmt: skip
     record = optional_json(path.parent / RECORD)
     if "add_bos_token" not in record and config.get("model_type") not in BOS:
         return None
     ids = [config.get(f"{name}_token_id") for name in ("pad", "eos")]
     pad = next((i for i in ids if type(i) is int and i >= 0), 0)  # padding is masked: any id works
-    add_bos, named = bool(record.get("add_bos_token", True)), dict(_named(path.parent, record))
+    add_bos, named = bool(record.get("add_bos_token", True)), names | dict(_named(path.parent, record))
     added, ends = added_tokens(path.parent, frozenset({*named.values(), *_more(record)})), _end_ids(path.parent, config)
     added = [token | {"special": token["special"] or token["id"] in ends} for token in added]
     proto, plain = extended_model(path, added, {role: named[role] for role in ("bos", "eos") if role in named})
