@@ -112,8 +112,9 @@ def test_refused_in_one_line(name):
         ("a.wav", 16000, "sampling_rate 16000: only for arrays"),
         ((8000, np.zeros(900)), 16000, "sampling_rate 16000: the audio has its own rate, 8000"),
         (np.zeros(900), 10, "sampling_rate: must be a whole number from 1,000"),
+        ([0.0, 0.1], 16000, "<list>: expected a path, bytes"),  # the list is the fault, not the rate
     ],
 )
 def test_rates_that_cannot_be(source, rate, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, AudioError), match=message):
         as_audio(source, rate)

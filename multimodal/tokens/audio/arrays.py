@@ -82,15 +82,16 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
         rate = SAMPLE_RATE if sampling_rate is None else sampling_rate
         check_rate("sampling_rate", rate)
         return Samples(_channels(source), int(rate))
-    if sampling_rate is not None:
-        raise UsageError(f"{sampling_rate}: only for arrays, a file has its own", argument="sampling_rate")
-    if callable(read := getattr(source, "read", None)):
-        source = read()
-        if not isinstance(source, bytes):
-            raise AudioError(f"<file>: expected a file opened in binary mode (got {type(source).__name__})")
-    if not isinstance(source, str | os.PathLike | bytes):
+    readable = callable(getattr(source, "read", None))
+    if not readable and not isinstance(source, str | os.PathLike | bytes):
         expected = "a path, bytes, a file object, an array, (rate, array) or {'array', 'sampling_rate'}"
         raise AudioError(f"<{type(source).__name__}>: expected {expected}")
+    if sampling_rate is not None:
+        raise UsageError(f"{sampling_rate}: only for arrays, a file has its own", argument="sampling_rate")
+    if readable:
+        source = source.read()
+        if not isinstance(source, bytes):
+            raise AudioError(f"<file>: expected a file opened in binary mode (got {type(source).__name__})")
     return source if isinstance(source, str | bytes) else Path(source)
 
 

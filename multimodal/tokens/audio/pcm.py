@@ -24,7 +24,11 @@ BLOCK_SECONDS = 0.1  # longest read
 AHEAD = 600  # queued reads, up to a minute; then the writer blocks
 
 WAV_HEADER = 1 << 16  # bytes at most
-RECORDINGS = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\x1aE\xdf\xa3": "WebM"}
+RECORDINGS = {
+    b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\x1aE\xdf\xa3": "WebM", b"FORM": "AIFF", b".snd": "AU",
+    b"caff": "CAF", b"0&\xb2u": "WMA", b"wvpk": "WavPack", b"riff\x2e\x91\xcf\x11": "W64", b"RF64": "RF64",
+}  # fmt: skip
+TS_PACKET = 188  # bytes
 
 
 class PcmChunk(NamedTuple):
@@ -83,8 +87,7 @@ class PcmReader:
 
     def _begin(self, data: bytes) -> bytes | None:
         """Samples after a WAV header, if any; None if it is incomplete. Raises AudioError."""
-        kind = next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None)
-        if kind := kind or ("MP4" if data[4:8] == b"ftyp" else None):
+        if kind := _recording(data):
             raise AudioError(f"{self.name}: expected raw 16-bit samples, got {kind}")
         if not data.startswith(b"RIFF"):
             return None if len(data) < 4 and b"RIFF".startswith(data) else data
@@ -118,6 +121,18 @@ class PcmReader:
                 continue
             return True
         return False
+
+
+def _recording(data: bytes) -> str | None:
+    """Format of a recording by its first bytes. Marks of one or two bytes must repeat at the next packet."""
+    if data[4:8] == b"ftyp":
+        return "MP4"
+    if data[: 2 * TS_PACKET + 1 : TS_PACKET] == b"GGG":
+        return "MPEG-TS"
+    if data[:2] in (b"\xff\xf1", b"\xff\xf9") and len(data) > 5:
+        size = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
+        return "AAC" if size > 6 and data[size : size + 2] == data[:2] else None
+    return next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None)
 
 
 def _floats(data: bytes) -> np.ndarray:

@@ -51,6 +51,7 @@ _OPTIONAL: dict[str, dict[str, Any]] = {
     "sentencepiece": {"added": list[str], "prepend_scheme": str},
     "t5": {"context": int},
     "byt5": {"context": int},
+    "letters": {"clean": bool},
     "hub": {
         **dict.fromkeys(("pair_ends", "pair_segment"), int),
         "end_ids": list[int],

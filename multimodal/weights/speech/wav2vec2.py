@@ -14,7 +14,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
 from multimodal.models.speech.wave_encoder import WaveEncoderConfig
 from multimodal.system.files import optional_json
-from multimodal.tokens.text.hub.added import added_tokens
+from multimodal.tokens.text.hub.added import added_tokens, class_name
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.family import Family
@@ -26,6 +26,8 @@ ONLY = {
 }  # fmt: skip
 PREPROCESSOR = "preprocessor_config.json"
 VOCABULARY, TOKENIZER = "vocab.json", "tokenizer_config.json"
+CLASSES = "Wav2Vec2CTCTokenizer", "Wav2Vec2Tokenizer", None  # the second is the first's name of 2021
+DELIMITER = "word_delimiter_token"
 TRAINING = "fills masked frames in training alone"
 GATE = Op(lambda t: [t[0, :, :, 0]], lambda ours: ours[0][None, ..., None])
 
@@ -120,15 +122,20 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     if [vocab[token] for token in tokens] != list(range(size)):
         raise CheckpointError(f"{folder / VOCABULARY}: ids, with added tokens, must be 0 to {size - 1}, each once")
     stated, blank = optional_json(folder / TOKENIZER), tokens[config["pad_token_id"]]
+    if (kind := class_name(stated, config)) not in CLASSES:
+        raise CheckpointError(f"{folder / TOKENIZER}: {kind} is not supported, expected {CLASSES[0]}")
     for name, only in {"do_lower_case": False, "replace_word_delimiter_char": " "}.items():
         if stated.get(name, only) != only:
             raise CheckpointError(f"{folder / TOKENIZER}: {name} must be {only!r} (got {stated[name]!r})")
     named = {name: stated.get(f"{name}_token") for name in ("bos", "eos", "unk", "word_delimiter")}
     named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
-    space, unknown = named["word_delimiter"] or "|", named["unk"] or "<unk>"
+    space, unknown = named["word_delimiter"] if DELIMITER in stated else "|", named["unk"] or "<unk>"
+    if space not in vocab:
+        raise CheckpointError(f"{folder / TOKENIZER}: {DELIMITER} must be in {VOCABULARY} (got {space!r})")
     control = [token for token in (named["bos"] or "<s>", named["eos"] or "</s>") if token in vocab and token != blank]
     tokens.remove(blank)
-    return LetterTokenizer(tokens, space, control, unknown if unknown in tokens else None)
+    clean = bool(stated.get("clean_up_tokenization_spaces"))
+    return LetterTokenizer(tokens, space, control, unknown if unknown in tokens else None, clean)
 
 
 def _family(name: str) -> Family:

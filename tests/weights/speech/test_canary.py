@@ -116,6 +116,20 @@ def folder(path, **config):
 
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
+@pytest.mark.parametrize("stated", [{"hop_length": 80}, {"preemphasis": 0.0}, {"win_length": 320}])
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_other_features_are_refused_in_both_files(file, stated, tmp_path):
+    from transformers import ParakeetFeatureExtractor
+
+    folder(tmp_path / "hub")
+    extractor = ParakeetFeatureExtractor(feature_size=16, **stated).to_dict()
+    content = extractor if file.startswith("pre") else {"feature_extractor": extractor}
+    (tmp_path / "hub" / file).write_text(json.dumps(content))
+    ((key, value),) = stated.items()
+    with pytest.raises(CheckpointError, match=f"{key} must be .* .got {value}"):
+        load(tmp_path / "hub")
+
+
 def test_the_command_tells_languages_and_task(tmp_path, capsys):
     made = folder(tmp_path / "hub", eos_token_id=10)
     (tmp_path / "a.wav").write_bytes(wav(1.0))

@@ -152,6 +152,28 @@ def test_added_tokens_are_those_of_transformers(vocab, named, older, tmp_path):
     assert ours.decode(text, skip_control=False) == theirs.decode([letters[i] for i in text], group_tokens=False)
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_blanks_before_punctuation_are_those_of_transformers(clean, tmp_path):
+    from transformers import Wav2Vec2CTCTokenizer
+
+    from multimodal.tasks.transcribe.word_times import split_on_spaces
+    from multimodal.weights.folder import load_folder, save_folder
+
+    made = folder(tmp_path / "hub", "wav2vec2")
+    (made / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(["<pad>", *"nts'.,?|"])}))
+    theirs = Wav2Vec2CTCTokenizer(
+        str(made / "vocab.json"), bos_token=None, eos_token=None, unk_token="?", clean_up_tokenization_spaces=clean
+    )
+    theirs.save_pretrained(made)
+    save_folder(load(made), tmp_path / "ours")
+    for text in ("t .n", "n ' t", "s 's n't ,s ?", ". n"):
+        ids = theirs.convert_tokens_to_ids([*text.replace(" ", "|")])
+        wanted, own = theirs.decode(ids, group_tokens=False), [i - 1 for i in ids]
+        for tokenizer in (load(made).tokenizer, load_folder(tmp_path / "ours").tokenizer):
+            assert tokenizer.decode(own, skip_control=False) == wanted
+            assert "".join(word for word, _ in split_on_spaces(tokenizer, own)) == wanted
+
+
 @pytest.mark.parametrize("name", ["wav2vec2 large", "wavlm"])
 def test_command_transcribes_with_beams_a_language_model_and_words(name, tmp_path, capsys):
     made = folder(tmp_path / "hub", name)
@@ -188,6 +210,14 @@ def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
         "blanks": (
             {"tokenizer_config.json": {"replace_word_delimiter_char": "_"}},
             "replace_word_delimiter_char must be ' ' .got '_'",
+        ),
+        "phones": (
+            {"tokenizer_config.json": {"tokenizer_class": "Wav2Vec2PhonemeCTCTokenizer"}},
+            "Wav2Vec2PhonemeCTCTokenizer is not supported, expected Wav2Vec2CTCTokenizer",
+        ),
+        "no delimiter": (
+            {"tokenizer_config.json": {"word_delimiter_token": None}},
+            "word_delimiter_token must be in vocab.json .got None",
         ),
         "letters": ({"vocab.json": '{"<pad>": 0, "a": 2}'}, "ids, with added tokens, must be 0 to 8, each once"),
     }

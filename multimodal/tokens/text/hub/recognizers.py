@@ -13,18 +13,23 @@ from multimodal.system.files import write_whole
 from multimodal.tokens.text.sentencepiece import pieces_model
 from multimodal.tokens.text.tokenizer import Tokenizer, with_names, write_record
 
+# transformers' `clean_up_tokenization`
+CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s",
+           " 've": "'ve", " 're": "'re"}  # fmt: skip
 NAMED, PART = re.compile(r"<\|.+\|>|<pad>"), re.compile(r"tokenizer-\d+\.model")
 
 
 class LetterTokenizer(Tokenizer):
     """One token per character of a text, `space` for a blank. Texts have no start and end. A character that is not in
-    the vocabulary is tried in the other case, then is `unknown`; without that it raises TextError."""
+    the vocabulary is tried in the other case, then is `unknown`; without that it raises TextError. `clean`: decoded
+    texts have no blank before punctuation and contractions."""
 
     pad_id = 0
 
-    def __init__(self, tokens: list[str], space: str, control: list[str], unknown: str | None):
+    def __init__(self, tokens: list[str], space: str, control: list[str], unknown: str | None, clean: bool = False):
         """`tokens` in the order of their ids. Raises CheckpointError for repeated or missing ones."""
         self.tokens, self.space, self.names, self.unknown = list(tokens), space, list(control), unknown
+        self.clean = clean
         self._ids = {token: i for i, token in enumerate(tokens)}
         if not tokens or len(self._ids) < len(tokens):
             raise CheckpointError("letters: tokens must be unique and not empty")
@@ -51,11 +56,15 @@ class LetterTokenizer(Tokenizer):
         return self.unknown_id
 
     def _decode(self, ids: list[int]) -> str:
-        return "".join(" " if self.tokens[i] == self.space else self.tokens[i] for i in ids)
+        text = "".join(" " if self.tokens[i] == self.space else self.tokens[i] for i in ids)
+        for before, after in CLEANED.items() if self.clean else ():
+            text = text.replace(before, after)
+        return text
 
     def save(self, folder: Path | str) -> None:
-        write_record(folder, {"kind": "letters", "tokens": self.tokens, "space": self.space, "control": self.names,
-                              "unknown": self.unknown})  # fmt: skip
+        record = {"kind": "letters", "tokens": self.tokens, "space": self.space, "control": self.names,
+                  "unknown": self.unknown}  # fmt: skip
+        write_record(folder, record | ({"clean": True} if self.clean else {}))
 
 
 class AggregateTokenizer(Tokenizer):
