@@ -3,6 +3,7 @@
 Traps: the blank is the padding token, often the first output; whether samples are normalised stands in
 `preprocessor_config.json` alone; WavLM's table of distances is in its first layer, for all layers."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,15 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return LetterTokenizer(tokens, space, control, unknown if unknown in tokens else None, clean)
 
 
+def _without_lm(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
+    """Nothing but a warning of the language model of pyctcdecode in the folder (Wav2Vec2ProcessorWithLM)."""
+    if folder is not None and (lm := folder / "language_model").is_dir():
+        arpa = next(iter(sorted(lm.glob("*.arpa*"))), None)
+        use = f"used only with lm={str(arpa)!r}" if arpa else "not used: it has no ARPA file"
+        warnings.warn(f"{folder}: its language model is {use}", stacklevel=2)
+    return {}
+
+
 def _family(name: str) -> Family:
     def rows(config: ConformerCTCConfig) -> list[NameRow]:
         return [
@@ -148,7 +158,7 @@ def _family(name: str) -> Family:
 
     return Family(
         name, ConformerCTC, (f"{name}.feature_projection.projection.weight", "lm_head.weight"), _config, rows,
-        _tokenizer, needs="config.json", beside=PREPROCESSOR,
+        _tokenizer, card=_without_lm, needs="config.json", beside=PREPROCESSOR,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.audio.features import speech_features
 from multimodal.weights.load import families, load
 from tests.helpers.commands import run
@@ -194,6 +194,23 @@ def test_command_transcribes_with_beams_a_language_model_and_words(name, tmp_pat
     code, out, _ = run(capsys, "evaluate", "asr", tmp_path / "a.jsonl", "-m", made, "--format", "json")
     assert code == 0
     assert "wer" in out
+
+
+def test_a_language_model_in_the_folder_is_named(tmp_path):
+    from multimodal.tasks.transcribe.conformer.decode import language_model
+
+    made = folder(tmp_path / "hub", "wav2vec2")
+    (lm := made / "language_model").mkdir()
+    (lm / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
+    with pytest.warns(UserWarning, match="its language model is not used: it has no ARPA file"):
+        tokenizer = load(made).tokenizer
+    (lm / "lm.arpa").write_text("")
+    with pytest.warns(UserWarning, match=r"used only with lm='.*language_model.lm\.arpa'"):
+        load(made)
+    with pytest.raises(UsageError, match=r"expected an ARPA file or a text model, got a folder around .*lm\.arpa"):
+        language_model(str(lm), tokenizer, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=r"lm\.bin: KenLM's binary format is not read"):
+        language_model(str(lm / "lm.bin"), tokenizer, torch.device("cpu"))
 
 
 def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):

@@ -4,6 +4,7 @@ model) and of transducers."""
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from multimodal.decoding.ctc_prefix import CTCPrefixScorer
 from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, ShallowFusion, WordStarts
 from multimodal.decoding.ngram import WordScorer, read_arpa
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
@@ -37,6 +39,9 @@ from multimodal.tokens.text.hub.recognizers import WithEnd
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
+
+ARPA = (".arpa", ".arpa.gz")
+KENLM = b"mmap lm http://kheafield.com/code"  # first bytes of lm/binary_format.cc
 
 
 class Fusion(NamedTuple):
@@ -80,7 +85,7 @@ class WindowTranscript(NamedTuple):
         return sum(word.probability for word in self.words) / len(self.words) if self.words else 1.0
 
 
-@torch.inference_mode()
+@inference_mode()
 def decode_windows(
     waves: list[Tensor], checkpoint: Checkpoint, options: SpeechDecodingOptions | None = None
 ) -> list[WindowTranscript]:
@@ -98,7 +103,7 @@ def decode_windows(
     return [one.snap_to_audio(wave) for one, wave in zip(decoded, waves, strict=True)]
 
 
-@torch.inference_mode()
+@inference_mode()
 def decode_frames(
     encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: SpeechDecodingOptions
 ) -> list[WindowTranscript]:
@@ -177,8 +182,9 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
     Raises UsageError for a missing path, CheckpointError for one that is unreadable or does not fit."""
     if not model_path(path).exists():
         raise UsageError(f"{path}: does not exist", argument="lm")
-    if path.endswith((".arpa", ".arpa.gz")):
+    if path.endswith(ARPA):
         return WordScorer(read_arpa(path), tokenizer)
+    _check_not_ngrams(model_path(path))
     lm = load(path)
     if not isinstance(lm.model, TextTransformer) or not lm.model.config.causal or lm.model.config.tied is None:
         raise CheckpointError(f"lm {path}: expected a causal text model with logits, got {lm.kind}")
@@ -186,6 +192,18 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
         expected = f"expected the recogniser's {tokenizer.vocab_size} tokens and a start token"
         raise CheckpointError(f"lm {path}: {expected}, got {lm.model.config.vocabulary} tokens")
     return NeuralScorer(prepare_for_inference(lm, "float32", device).model, tokenizer.bos_id)
+
+
+def _check_not_ngrams(path: Path) -> None:
+    """Raise UsageError for a folder around an ARPA file, CheckpointError for KenLM's binary format."""
+    if path.is_dir() and not (path / "config.json").exists():
+        if found := [str(one) for one in sorted(path.iterdir()) if one.name.endswith(ARPA)]:
+            raise UsageError(f"{path}: expected an ARPA file or a text model, got a folder around {found[0]}",
+                             argument="lm")  # fmt: skip
+    elif path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(KENLM)) == KENLM:
+                raise CheckpointError(f"lm {path}: KenLM's binary format is not read; expected its ARPA file")
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
@@ -205,7 +223,7 @@ def search_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     return tokenizer if ends or attends else WithEnd(tokenizer)
 
 
-@torch.inference_mode()
+@inference_mode()
 def hybrid_beam_search(
     frames: Float[Tensor, "B T D"], logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"],
     checkpoint: Checkpoint, options: HybridBeam,
