@@ -1,7 +1,9 @@
 """`multimodal evaluate answers`: how well an any-to-text model answers."""
 
+import json
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import IO, TYPE_CHECKING
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
@@ -11,6 +13,7 @@ from multimodal.cli.loading import loaded
 from multimodal.cli.parser import Parser
 from multimodal.cli.text.ask import NAMES
 from multimodal.system.options import add_flags as add_option_flags
+from multimodal.system.outputs import opened_output
 from multimodal.tasks.text.options import GenerateOptions
 from multimodal.tokens.video.options import VideoOptions
 
@@ -43,7 +46,7 @@ def add_flags(p: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    from multimodal.data.datasets.chats import open_chats, write_chats
+    from multimodal.data.datasets.chats import open_chats
     from multimodal.tasks.ask.asker import Asker
     from multimodal.tasks.evaluate.text.answers import evaluate_answers
     from multimodal.tasks.report.page import Section
@@ -52,13 +55,12 @@ def run(options: Namespace) -> int:
     chosen = {**GenerateOptions.among(vars(options)), **VideoOptions.among(vars(options))}
     checkpoint = loaded(options, "ask")
     asker = Asker(checkpoint, device=options.device, compute_type=options.compute_type, **chosen)
-    written: list[dict] = []
 
-    def evaluate(name: str) -> SetFigures:
+    def evaluate(file: IO[bytes] | None, name: str) -> SetFigures:
+        keep = lambda row: file is None or file.write(f"{json.dumps(_record(row), ensure_ascii=False)}\n".encode())
         shown = Progress(f"{name}: questions")
         try:
-            found = evaluate_answers(open_chats(name, trust(options)), asker, options.without, shown,
-                                     lambda row: written.append(_record(row)))  # fmt: skip
+            found = evaluate_answers(open_chats(name, trust(options)), asker, options.without, shown, keep)
         finally:
             shown.clear()
         figures = found.figures()
@@ -71,11 +73,10 @@ def run(options: Namespace) -> int:
         ]  # fmt: skip
         return SetFigures(figures, found.broken, examples)
 
-    try:
-        return print_figures(options, checkpoint.source, evaluate)
-    finally:  # also what came before an interruption
-        if output is not None and written:
-            write_chats(output, written)
+    if output is None:
+        return print_figures(options, checkpoint.source, partial(evaluate, None))
+    with opened_output(output, "place") as file:  # also what came before a stop
+        return print_figures(options, checkpoint.source, partial(evaluate, file))
 
 
 def _record(row: "AnsweredQuestion") -> dict:

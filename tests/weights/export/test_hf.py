@@ -166,7 +166,7 @@ def test_tokens_added_to_a_sentencepiece_model_are_there(legacy, tmp_path):
     assert {one.eos_token_id for one in theirs} == {one.tokenizer.eos_id for one in models} == {401}
     given = [{"role": "user", "content": "the cat <think>the dog [403]"}]
     ids = [one.apply_chat_template(given, return_dict=False) for one in theirs]
-    ids += [one.chat.ids(read_messages(given), [], one.tokenizer, "") for one in models]
+    ids += [one.chat.ids(read_messages(given), [], one.tokenizer, "")[0] for one in models]
     assert ids == ids[:1] * 4
     for text in ("the cat", "a<think>b", "<think>the"):
         ids = [one(text).input_ids for one in theirs] + [[1, *one.tokenizer.encode(text)] for one in models]
