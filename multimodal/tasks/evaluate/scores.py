@@ -8,20 +8,25 @@ from torch import Tensor
 
 from multimodal.errors import UsageError
 
+# languages written without blanks between words, in which Whisper's paper counts letters as words (appendix C)
+UNSPACED = ("zh", "yue", "ja", "th", "lo", "my")
+
 
 def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
-    """Whisper's `english` one or its `basic` one for all other languages (Radford et al. 2022, appendix C), or `none`.
+    """Whisper's `english` one, its `basic` one for all other languages, the latter with blanks between all `letters`
+    (Radford et al. 2022, appendix C), or `none`.
 
-    `keep_marks`: the basic one keeps combining marks. It drops them else, and with them the vowel signs of Brahmic
+    `keep_marks`: the basic ones keep combining marks. They drop them else, and with them the vowel signs of Brahmic
     scripts. Raises UsageError."""
     from whisper_normalizer.basic import BasicTextNormalizer
     from whisper_normalizer.english import EnglishTextNormalizer
 
-    if keep_marks and name != "basic":
-        raise UsageError(f"keep_marks: is for the normalizer 'basic', not for {name!r}")
+    if keep_marks and name not in ("basic", "letters"):
+        raise UsageError(f"keep_marks: is for the normalizer 'basic' or 'letters', not for {name!r}")
     known: dict[str, Callable[[], Callable[[str], str]]] = {
         "english": EnglishTextNormalizer,
         "basic": lambda: BasicTextNormalizer(preserve_marks=keep_marks),
+        "letters": lambda: BasicTextNormalizer(split_letters=True, preserve_marks=keep_marks),
         "none": lambda: str,
     }
     if name not in known:
@@ -31,16 +36,22 @@ def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
 
 
 def normalizer_name(language: str | None, name: str | None = None, keep_marks: bool = False) -> str:
-    """The normalizer of texts in a language: `name` if given, else `english` for English without `keep_marks`, else
-    `basic`."""
-    return name or ("english" if language == "en" and not keep_marks else "basic")
+    """The normalizer of texts in a language: `name` if given, else `english` for English without `keep_marks`,
+    `letters` for `UNSPACED` languages, else `basic`."""
+    if name or (language == "en" and not keep_marks):
+        return name or "english"
+    return "letters" if language in UNSPACED else "basic"
 
 
-def error_rates(wanted: Sequence[str], found: Sequence[str]) -> tuple[float, float]:
-    """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted."""
+def error_rates(wanted: Sequence[str], found: Sequence[str], names: Sequence[str]) -> tuple[float, float]:
+    """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted. Blanks are
+    characters, except after the normalizer `letters`; `names`: the normalizer of each text."""
     import jiwer
 
-    return float(jiwer.wer(list(wanted), list(found))), float(jiwer.cer(list(wanted), list(found)))
+    wer = float(jiwer.wer(list(wanted), list(found)))
+    characters = [[text.replace(" ", "") if name == "letters" else text for text, name in zip(part, names, strict=True)]
+                  for part in (wanted, found)]  # fmt: skip
+    return wer, float(jiwer.cer(*characters))
 
 
 def word_errors(
@@ -48,8 +59,9 @@ def word_errors(
     keep_marks: bool = False,
 ) -> dict[str, float]:  # fmt: skip
     """`error_rates` of normalized texts (see `normalizer_name`)."""
-    normal = normalizer(normalizer_name(language, name, keep_marks), keep_marks)
-    wer, cer = error_rates([normal(text) for text in references], [normal(text) for text in hypotheses])
+    name = normalizer_name(language, name, keep_marks)
+    wanted, found = (list(map(normalizer(name, keep_marks), texts)) for texts in (references, hypotheses))
+    wer, cer = error_rates(wanted, found, [name] * len(wanted))
     return {"wer": round(wer, 4), "cer": round(cer, 4)}
 
 

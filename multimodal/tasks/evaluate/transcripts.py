@@ -116,9 +116,9 @@ def evaluate(
     """Transcribes the recordings of a manifest ({"audio_filepath", "text"} a line, CSV, or WebDataset tars) with the
     `options` of `transcribe_many`, and compares.
 
-    `normalizer_name` None: `english` where most of it is in English, else, and with `keep_marks`, `basic`
-    (`scores.normalizer`). A line or recording that cannot be used is left out and named. `watch(done, of, broken)`.
-    Raises DataError where nothing can be compared, UsageError, CheckpointError."""
+    `normalizer_name` None: that of the language of most of it (`scores.normalizer_name`). A line or recording that
+    cannot be used is left out and named. `watch(done, of, broken)`. Raises DataError where nothing can be compared,
+    UsageError, CheckpointError."""
     if normalizer_name is not None or keep_marks:  # told before an hour of work
         normalizer(normalizer_name or "basic", keep_marks)
     source = open_source(manifest, trust=trust)
@@ -161,7 +161,7 @@ def compared(
     chosen = normalizer_name(language, name, keep_marks)
     normal = normalizer(chosen, keep_marks)
     texts = [(normal(one.wanted), normal(one.found)) for one in heard]
-    wer, cer = error_rates(*zip(*texts, strict=True))
+    wer, cer = error_rates(*zip(*texts, strict=True), [chosen] * len(texts))
     utterances = [
         Utterance(one.key, one.name, one.seconds, aligned(*pair)) for one, pair in zip(heard, texts, strict=True)
     ]

@@ -74,8 +74,23 @@ def test_the_normaliser_is_that_of_the_language_and_is_named():
     assert evaluation(("A", "a"), name="none").figures()["wer"] == 1
     with pytest.raises(UsageError, match="'english'"):
         evaluation(pair, name="english", keep_marks=True)
-    with pytest.raises(UsageError, match="one of english, basic, none"):
+    with pytest.raises(UsageError, match="one of english, basic, letters, none"):
         normalizer("french")
+
+
+@pytest.mark.parametrize("language", ["zh", "yue", "ja", "th", "lo", "my"])
+def test_letters_are_the_words_of_languages_without_blanks(language):
+    from whisper.normalizers import BasicTextNormalizer
+
+    theirs = BasicTextNormalizer(split_letters=True)
+    for text in ("你好, 世界!", "สวัสดี ชาวโลก", "GPT 3 です。"):
+        assert normalizer("letters")(text) == theirs(text).strip()
+    result = evaluation(("我们去北京", "我们去 南京"), language=language)
+    assert (result.wer, result.cer, result.normalizer) == (0.2, 0.2, "whisper letters")
+    assert result.common("substitution") == [("北 → 南", 1)]
+    figures = word_errors(["我们去北京", "a b"], ["我们去南京", "ab"], language)
+    assert figures == {"wer": round(1 / 7, 4), "cer": round(1 / 7, 4)}
+    assert evaluation(("我们去北京", "我们去 南京"), language=language, name="basic").wer == 2
 
 
 @pytest.mark.parametrize(("with_mark", "without"), [("कि", "क"), ("கி", "க")])

@@ -4,8 +4,8 @@ from multimodal.system.options import OptionSet, option
 
 
 class NormalizerOptions(OptionSet):
-    normalizer: str | None = option(None, "Whisper's text normalizer (default: english for English, else basic)",
-                                    choices=("english", "basic", "none"))  # fmt: skip
+    normalizer: str | None = option(None, "Whisper's text normalizer (default: by the language)",
+                                    choices=("english", "basic", "letters", "none"))  # fmt: skip
 
 
 class NoiseOptions(OptionSet):

@@ -70,9 +70,11 @@ def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
 
 def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
     """Each row after the normalizer of its own language."""
-    normal = {code: normalizer(normalizer_name(code)) for code in {row.language for row in rows}}
-    pairs = [[normal[row.language](text) for text in (row.references[0], row.answer)] for row in rows]
-    wer, cer = error_rates(*zip(*pairs, strict=True))
+    names = [normalizer_name(row.language) for row in rows]
+    normal = {name: normalizer(name) for name in set(names)}
+    pairs = [[normal[name](text) for text in (row.references[0], row.answer)]
+             for name, row in zip(names, rows, strict=True)]  # fmt: skip
+    wer, cer = error_rates(*zip(*pairs, strict=True), names)
     return {"wer": round(100 * wer, 2), "cer": round(100 * cer, 2)}
 
 
