@@ -4,6 +4,7 @@ import glob
 import os
 import re
 import sys
+import warnings
 from argparse import Action, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
@@ -91,6 +92,8 @@ def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | 
         for number, text in enumerate(texts, 1):
             yield f"text {number}", text
         return
+    from multimodal.data.manifests import is_manifest  # slow: not for --help
+
     name = "standard input" if file in (None, "-") else file
     if name == file and Path(file).exists() and not Path(file).is_file():
         raise UsageError(f"--file {file}: not a regular file (folders, pipes and devices are not read)")
@@ -98,6 +101,8 @@ def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | 
         data = Path(file).read_bytes() if name == file else sys.stdin.buffer.read()
     except OSError as error:
         raise UsageError(f"--file {file}: cannot be read ({error.strerror})") from None
+    if name == file and is_manifest(file):
+        warnings.warn(f"--file {file}: each line is a text as it stands, with its keys or columns", stacklevel=1)
     lines = data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n") if data else []
     for number, line in enumerate(lines, 1):
         line = line.removesuffix(b"\r")

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from multimodal.errors import DataError, UsageError
 from multimodal.system.files import path_of, shown, strict_json
 
 CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".json", ".ndjson")
+COMPRESSED = (".gz", ".zst")
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 class Line(NamedTuple):
@@ -44,34 +47,41 @@ def short_names(paths: Sequence[str], parts: int = 1) -> list[str]:
     return [str(Path(*one[-parts:])) for one in split]
 
 
+def ending(path: str | Path) -> str:
+    """Lower-case ending of a file name, before that of a compression."""
+    path = Path(path)
+    return Path(path.stem if path.suffix.lower() in COMPRESSED else path.name).suffix.lower()
+
+
+def is_manifest(path: str | Path) -> bool:
+    return ending(path) in CSV + JSONL
+
+
 def read_text(path: Path) -> str:
     """Read a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
-    path = _regular(path)
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read().decode("utf-8-sig").replace("\r\n", "\n")
+        return _data(path).decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8 ({error.object[error.start]:#04x})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
-    """Read rows of a CSV/TSV with a header line, or of a file with one JSON object per line. Raises DataError naming
-    the line where reading fails."""
-    path = _regular(path)
-    try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return _csv(path, data, separator) if path.suffix.lower() in CSV else _json(data)
+    """Read rows of a CSV/TSV with a header line, or of a file with one JSON object per line, plain or gzip. Raises
+    DataError naming the line where reading fails, or a column that the header names twice."""
+    data = _data(path)
+    return _csv(path, data, separator) if ending(path) in CSV else _json(data)
 
 
-def _regular(path: Path) -> Path:
+def _data(path: Path) -> bytes:
+    """The bytes of a plain or gzip file, without a byte order mark."""
     path = path_of(path, DataError)
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: not a regular file (folder, device, pipe or socket)")
-    return path
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            return file.read().removeprefix(b"\xef\xbb\xbf")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _json(data: bytes) -> Iterator[Line]:
@@ -90,25 +100,40 @@ def _json(data: bytes) -> Iterator[Line]:
 
 
 def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
-    """`separator` None: a tab if the header has one (open_clip's default), else a comma."""
-    text = data.decode("utf-8", "surrogateescape")
-    mark = separator or ("\t" if "\t" in text.partition("\n")[0] else ",")
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
-    header: list[str] = []
-    following = 1
+    """`separator` None: a tab in a .tsv or if the header has one (open_clip's default), else a comma."""
+    text, tsv = data.decode("utf-8", "surrogateescape"), ending(path) == ".tsv"
+    mark = separator or ("\t" if tsv or "\t" in text.partition("\n")[0] else ",")
+    rows = _tsv_rows(text) if tsv and mark == "\t" else _csv_rows(path, text, mark)
+    header = [name.strip() for name in next(rows, (0, []))[1]]
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise DataError(f"{path}: duplicate column {twice[0]} ({', '.join(header)})")
+    for number, row in rows:
+        fault = ""
+        if len(row) != len(header):
+            fault = f"columns do not fit the header ({len(row)} instead of {len(header)})"
+        elif any("\udc80" <= c <= "\udcff" for value in row for c in value):
+            fault = f"not UTF-8 text ({row!r:.80})"
+        yield Line(number, dict(zip(header, row, strict=False)), fault)
+
+
+def _tsv_rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if line:
+            yield number, tsv_cells(line)
+
+
+def tsv_cells(line: str) -> list[str]:
+    """Cells between tabs. One in quotes, all quotes within doubled, loses them (pandas' files); others are literal, as
+    in GLUE's files, where a text may begin with a quote."""
+    return [cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell for cell in line.split("\t")]
+
+
+def _csv_rows(path: Path, text: str, mark: str) -> Iterator[tuple[int, list[str]]]:
+    rows, following = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True), 1
     try:
         for row in rows:
             number, following = following, rows.line_num + 1  # rows may span lines
-            if not row:
-                continue
-            if not header:
-                header = [name.strip() for name in row]
-                continue
-            fault = ""
-            if len(row) != len(header):
-                fault = f"columns do not fit the header ({len(row)} instead of {len(header)})"
-            elif any("\udc80" <= c <= "\udcff" for value in row for c in value):
-                fault = f"not UTF-8 text ({row!r:.80})"
-            yield Line(number, dict(zip(header, row, strict=False)), fault)
+            if row:
+                yield number, row
     except csv.Error as error:
         raise DataError(f"{path}: line {rows.line_num}: not CSV ({error})") from None

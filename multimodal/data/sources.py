@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multimodal.data.manifests import CSV, JSONL, Line, read_list
+from multimodal.data.manifests import CSV, JSONL, Line, ending, read_list
 from multimodal.data.remote.copies import fetch, fetch_row
 from multimodal.data.remote.trust import OWN_FOLDER, Trust, is_remote
 from multimodal.data.shard_index import shard_index
@@ -235,7 +235,7 @@ def open_source(
     cache: Path | None = None, trust: Trust = OWN_FOLDER,
 ) -> Source:  # fmt: skip
     """Open a folder with one folder per class, a WebDataset tar, a folder, pattern (`train-{0000..0012}.tar`,
-    `train-*.tar`) or `::` list of tars, a CSV/TSV, or JSON lines; or several of these, concatenated.
+    `train-*.tar`) or `::` list of tars, a CSV/TSV, or JSON lines (gzip or not); or several of these, concatenated.
 
     Paths in a list are relative to its folder and must lie in it; `trust` allows others, and names the hosts of URLs.
     If some items have a label or a text, those without are broken. URLs are copied to `cache` once (`remote.fetch`).
@@ -301,7 +301,7 @@ def _is_tar(part: str) -> bool:
 
 
 def _ending(part: str) -> str:
-    return Path(part.split("?")[0] if is_remote(part) else part).suffix.lower()
+    return ending(part.split("?")[0] if is_remote(part) else part)
 
 
 def _local(part: str, cache: Path | None) -> Path:

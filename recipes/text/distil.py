@@ -40,7 +40,7 @@ Figures = Callable[[TextTransformer], dict[str, float]]
 @dataclass(frozen=True)
 class DistillationRun:
     teacher: Path  # checkpoint folder of a text model
-    data: tuple[Path, ...]  # text files, plain or gzip
+    data: tuple[Path, ...]  # text files or manifests, plain or gzip
     out: Path  # folder for the student
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: float = 0.1

@@ -48,7 +48,7 @@ scores of 0.04 and 0.03 at step 500 to 0.48 and 0.44 at step 900 (`report/induct
 of a random sequence becomes cheaper than the first by 0.4, then by 3.9 nats per token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -102,7 +102,7 @@ class LanguageModelRun:
     induction: bool = False  # score induction heads at each evaluation, and plot when they form
     batch: int = 16  # rows of `context` tokens
     stride: int = 0  # tokens between windows of validation text (0: the context; for a prefix half of it)
-    prompt: str = "\n"  # of the samples in the report
+    prompt: str | None = None  # of the samples in the report; by default the first character of the data
     samples: int = 3
     sample_tokens: int = 200  # of each sample, at most
     model: LanguageModelSettings = LanguageModelSettings()
@@ -209,6 +209,7 @@ def main(s: LanguageModelRun) -> None:
         parts = [(transcripts(own), transcripts(held)) for own, held in parts]
     train = [text for own, _ in parts for text in own]
     val = parts[0][1] if s.val else [text for _, held in parts for text in held]
+    s = s if s.prompt is not None else replace(s, prompt=next(iter(train), "")[:1])
     tokenizer = tokenizer_of(s, train, val)
     prompt = prompt_ids(s, tokenizer)
     unseen = TextCorpus.of(val, tokenizer)

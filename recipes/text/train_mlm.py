@@ -51,10 +51,10 @@ from multimodal.weights.folder import Checkpoint
 
 @dataclass(frozen=True)
 class MaskedModelRun:
-    data: tuple[Path, ...]  # running text: sentences, documents between empty lines
+    data: tuple[Path, ...]  # running text, documents between empty lines; or manifests, whose texts are documents
     val: tuple[Path, ...]  # held-out running text
     out: Path  # folder for the checkpoint
-    lines: tuple[Path, ...] = ()  # independent texts, one per line; of a .tsv the first column
+    lines: tuple[Path, ...] = ()  # texts, one per line; of a .tsv the first column, of a .jsonl or .csv its texts
     val_lines: tuple[Path, ...] = ()
     objective: Literal["mlm", "electra"] = "mlm"
     pairs: Pairs | None = None  # also predict next sentences (BERT), or the order of two parts (ALBERT)

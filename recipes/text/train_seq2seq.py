@@ -55,10 +55,10 @@ Objective = Literal[
 
 @dataclass(frozen=True)
 class EncoderDecoderRun:
-    data: tuple[Path, ...]  # running text: sentences, documents between empty lines
+    data: tuple[Path, ...]  # running text, documents between empty lines; or manifests, whose texts are documents
     val: tuple[Path, ...]  # held-out running text
     out: Path  # folder for the checkpoint
-    lines: tuple[Path, ...] = ()  # independent texts, one per line; of a .tsv the first column
+    lines: tuple[Path, ...] = ()  # texts, one per line; of a .tsv the first column, of a .jsonl or .csv its texts
     objective: Objective = "spans"
     style: Literal["t5", "bart"] = "t5"
     tokenizer: str | None = None  # a folder's or shipped model's; by default a WordPiece learned from the texts

@@ -93,9 +93,12 @@ def test_lists_name_columns_and_resolve_paths(tmp_path):
     assert (source.read(0).texts, source.read(0).fields["speaker"]) == (("one",), "x")
     captions = sets.lines(tmp_path / "c.jsonl", [{"file_name": "x.jpg", "captions": ["a", "b"]}])
     assert open_source(captions).read(0).texts == ("a", "b")
-    (tmp_path / "t.csv").write_text('img\tsaid\nx.jpg\t"a, ""quoted""\nline"\n\ny.jpg\tb\n')
-    source = open_source(tmp_path / "t.csv", columns=ListColumns("img", "said"))
-    assert [source.read(key).texts for key in range(2)] == [('a, "quoted"\nline',), ("b",)]
+    text = 'img\tsaid\nx.jpg\t"a, ""quoted""\nline"\n\ny.jpg\tb\n'
+    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("t.csv", "t.csv.gz"):
+        source = open_source(tmp_path / name, columns=ListColumns("img", "said"))
+        assert [source.read(key).texts for key in range(2)] == [('a, "quoted"\nline',), ("b",)]
 
 
 def test_tars_are_grouped_as_webdataset_groups_them(tmp_path):
@@ -290,6 +293,8 @@ def test_broken_rows_of_a_csv(tmp_path):
         ("a.jsonl", b"", "0 found"), ("a.jsonl", b"hello\nyou", "no usable item .line 1: not JSON"),
         ("a.csv", b"x,y\n1,2\n", "line 2: no audio_filepath or"), ("a.csv", b"filepath,title\n", "0 found"),
         ("a.csv", b'filepath,title\na,b\nc,"d\n', "line 3: not CSV"),
+        ("a.csv", b"filepath,title,,,title\na,b,,,c\n", "duplicate column title .filepath, title"),
+        ("a.csv.gz", b"filepath", "cannot be read .Not a gzipped file"),
         ("a.tar", b"no tar" * 200, "a.tar: not a readable tar"),
         ("a.tar", b"", "a.tar: not a readable tar"), ("a.xyz", b"x", r"must be a folder, a list or a tar.*\.xyz"),
         ("a.json", b'{"file_name": 3}', "line 1: no"), ("a.tar", bytes(10240), "0 found"),

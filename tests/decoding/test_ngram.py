@@ -163,6 +163,8 @@ def test_texts_of_manifests_and_of_plain_files(recipe, tmp_path, capsys):
     assert [*recipe.sentences(tmp_path / "b.csv", ListColumns(text_column="said"))] == [["a", "b"]]
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"It's HERE,\n\nb"))
     assert [*recipe.sentences(tmp_path / "a.txt.gz", usual)] == [["It's", "HERE,"], ["b"]]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    assert [*recipe.sentences(tmp_path / "a.jsonl.gz", usual)] == [["It’s", "HERE,", "now_"], ["b"]]
     for value, cause in ((5, "a text is not a string"), (None, "no text")):
         (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": value}))
         with pytest.raises(DataError, match=f"line 2: {cause}"):

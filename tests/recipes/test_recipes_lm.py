@@ -132,7 +132,7 @@ def test_a_resumed_run_does_not_replace_its_best_by_worse(recipe, text):
     tokenizer = load_folder(text.parent / "run" / "best").tokenizer
     net = TextTransformer(language_config(settings.model, tokenizer.vocab_size)).eval()
     judge = recipe.validation(settings, tokenizer, TextCorpus.of([SAID], tokenizer), net)
-    assert judge.most == -judge.load().card["validation"]["loss"]
+    assert -judge.load().card["validation"]["loss"] == judge.most  # which loading measures
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=3.0)
     judge(net, 9)

@@ -261,6 +261,7 @@ def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_r
     files = {"data": tmp_path / "said.jsonl", "val": tmp_path / "said.jsonl"}
     sizes = {"width": 16, "heads": 2, "layers": 1, "context": 24, "batch": 2, "steps": 2, "sample_tokens": 4}
     run(lm, tmp_path, "lm", tokenizer="asr-conformer-en", documents="lines", plain=True, **files, **sizes)
+    run(lm, tmp_path, "characters", documents="lines", plain=True, **files, **sizes)  # none of which is a line break
     recogniser = load("asr-conformer-en")
     assert callable(language_model(str(tmp_path / "lm-out"), recogniser.tokenizer, torch.device("cpu")))
     (tmp_path / "said.jsonl").write_text('{"audio_filepath": "a.wav"}')

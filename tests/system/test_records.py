@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from multimodal.data.datasets.labelled_texts import read_labelled
 from multimodal.data.manifests import read_list
 from multimodal.errors import CheckpointError, DataError, MultimodalError, UsageError
 from multimodal.system.files import parse_json, path_of, sha256
@@ -320,6 +321,22 @@ def test_rows_of_a_list_are_strict_json(tmp_path):
     assert [bool(line.fault) for line in actual] == [False, True, True, True, False]
     with pytest.raises(DataError, match="hold a NUL"):
         next(iter(read_list(Path("a\0b"))))
+
+
+def test_a_row_of_a_tsv_is_a_line_and_loses_only_whole_quotes(tmp_path):
+    """pandas writes the first kind of quotes, GLUE has the others."""
+    rows = ['"he said ""x"""\t1', '"Yes\t0', '"a" or "b"\t1', 'it is 5"\t0', '"\t1', '""\t0', '0\t"broken', 'cell"']
+    (tmp_path / "l.tsv").write_text("\n".join(["text\tlabel", "", *rows]))
+    actual = list(read_list(tmp_path / "l.tsv"))
+    cells = ['he said "x"', '"Yes', '"a" or "b"', 'it is 5"', '"', "", "0"]
+    assert [line.values["text"] for line in actual[:-1]] == cells
+    assert [(line.number, line.fault) for line in actual if line.fault] == [
+        (10, "columns do not fit the header (1 instead of 2)")
+    ]
+    (tmp_path / "t.tsv").write_text("\n".join(rows[:5]))
+    assert [row.text for row in read_labelled(tmp_path / "t.tsv")] == cells[:5]
+    (tmp_path / "one.tsv").write_text("text\na, b\n")
+    assert [line.values for line in read_list(tmp_path / "one.tsv")] == [{"text": "a, b"}]
 
 
 def test_metadata_is_what_the_classifier_is_read_from(tmp_path):

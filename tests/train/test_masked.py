@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from multimodal.data.datasets.documents import SentenceWindow, encoded, read_documents, read_texts, windows
-from multimodal.data.datasets.labelled_texts import read_labelled
+from multimodal.data.datasets.labelled_texts import LabelledText, classes_of, read_labelled
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import DataError, TextError, UsageError
 from multimodal.models.text import TextTransformer
@@ -265,6 +265,17 @@ def test_a_first_line_that_looks_like_a_header_is_refused(tmp_path, lines, refus
     with pytest.raises(DataError, match=line):
         read_labelled(table)
     assert len(read_labelled(table, ("review", "sentiment"))) == len(lines) - 1
+
+
+def test_labels_stand_in_the_column_that_the_header_says_and_are_classes(tmp_path):
+    table = tmp_path / "rows.tsv"
+    table.write_text("label\ttext\n1\tgood\n0\tbad\n", encoding="utf-8")
+    assert read_labelled(table) == [("good", "1"), ("bad", "0")]
+    numbers = [LabelledText("a film", f"{i / 7:.3f}") for i in range(40)]
+    with pytest.raises(DataError, match=r"rows\.tsv: 40 of 40 labels occur once, so these are texts or numbers"):
+        classes_of(numbers, table)
+    assert len(classes_of(numbers[:20], table)) == 20
+    assert len(classes_of(numbers + numbers[:20], table)) == 40
 
 
 def test_a_trained_vocabulary_spells_its_texts_and_keeps_spare_ids_for_control(tmp_path):

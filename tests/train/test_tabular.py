@@ -122,6 +122,8 @@ def test_columns_and_cells_are_read_and_unknown_ones_said(tmp_path, caplog):
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(CSV.partition("\n")[2].encode()))
     table = read_table(tmp_path / "t.csv")
     assert read_table(tmp_path / "t.csv.gz", ("age", "job", "town", "y")) == table
+    with pytest.raises(DataError, match=r"t\.csv: line 1 is a header: names of columns are for a file without one"):
+        read_table(tmp_path / "t.csv", ("age", "job", "town", "y"))
     columns = Columns.of(table, "y")
     assert columns == Columns("y", ("age",), {"job": ["cook", "smith"], "town": ["Bonn", "Ulm"]}, ("no", "yes"))
     assert Columns.from_card({"table": columns.card()}, "here") == columns
@@ -203,6 +205,8 @@ def test_numbers_of_many_kinds_are_predicted_as_numbers():
         ("a,a\n1,2\n", "t.csv: duplicate column (a, a)"),
         ("a,b\n1,2\n", "target y: no such column (a, b)"),
         ("a,y\n1,2\n3,2\n", "target y: has one value only (2)"),
+        ("a,y\n?,1\n,2\n", "target y: no other column has values to predict it from"),
+        ("y\n1\n2\n", "target y: no other column has values to predict it from"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_said_in_one_line(tmp_path, text, line):

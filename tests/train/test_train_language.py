@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from multimodal.data.batching import stack_fields
+from multimodal.data.datasets.documents import read_documents, read_texts
 from multimodal.data.datasets.text import (
     IGNORED,
     Packed,
@@ -193,6 +194,21 @@ def test_windows_of_an_epoch_do_not_overlap_and_move_from_epoch_to_epoch():
     assert row.documents is row.places is row.given is None
     with pytest.raises(DataError, match="do not fill more than one context of 200"):
         Windows(TextCorpus.of(["abc"], CharacterTokenizer("abc")), 200)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.jsonl.gz", "a.csv.gz", "a.tsv.GZ"])
+def test_texts_of_a_manifest_are_read_without_its_keys_and_labels(tmp_path, name):
+    rows = {
+        "jsonl": '{"text": "Say \\"one\\".\\n\\nTwo.", "label": "x"}\n{"text": "four", "label": "y"}\n',
+        "csv": 'text,label\n"Say ""one"".\n\nTwo.",x\nfour,y\n',
+        "tsv": 'text\tlabel\n"Say ""one"". Two."\tx\r\nfour\ty\n',
+    }[name.split(".")[1]]
+    (tmp_path / name).write_bytes(gzip.compress(rows.encode()) if name.lower().endswith("gz") else rows.encode())
+    first = 'Say "one". Two.' if "tsv" in name else 'Say "one".\n\nTwo.'
+    assert texts_in(tmp_path / name) == [first, "four"]
+    assert read_documents(tmp_path / name) == [['Say "one".', "Two."], ["four"]]
+    lines = [["text"]] * ("tsv" in name) + [[first], ["four"]]  # of a .tsv the first column, which needs no header
+    assert read_texts(tmp_path / name) == lines
 
 
 def test_texts_are_files_lines_or_paragraphs(tmp_path):

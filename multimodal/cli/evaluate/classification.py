@@ -22,8 +22,9 @@ def add_flags(p: Parser) -> None:
     p.add_argument("data", nargs="+", metavar="DATA", help="for a ViT: a folder with a folder per class, "
                    "tars or a list; for a text classifier: .tsv; for a tabular model: .csv")  # fmt: skip
     flags.image_model(p, "classification")
-    p.add_argument("--columns", nargs=2, metavar="NAME", help="columns of text and label (default: GLUE's, else the "
-                   "first and the last)")  # fmt: skip
+    p.add_argument("--columns", nargs="+", metavar="NAME", help="for a text classifier: columns of text and label "
+                   "(default: GLUE's, else the first and the last); for a tabular model: all columns of a .csv without "
+                   "a header")  # fmt: skip
     add_option_flags(p, SubsetOptions, defaults=True)
     flags.lists(p)
     output_flags(p)
@@ -41,9 +42,8 @@ def run(options: Namespace) -> int:
     checkpoint.model.to(options.device)
 
     def evaluate(data: str) -> SetFigures:
-        columns = tuple(options.columns) if options.columns else None
         scores, items, broken = evaluate_classifier(
-            checkpoint, data, options.limit, columns, options.batch_size, trust(options)
+            checkpoint, data, options.limit, options.columns, options.batch_size, trust(options)
         )
         if not isinstance(scores, ClassScores):
             return SetFigures(scores)

@@ -36,9 +36,10 @@ def run(options: Namespace) -> int:
     checkpoint = masked_model(loaded(options, "fill-mask"))
     checkpoint = prepare_for_inference(checkpoint, options.compute_type, options.device)
     results, code = [], 0
-    for text in options.texts:
+    for number, text in enumerate(options.texts, 1):
         try:
-            results += fill_mask([text], checkpoint, **FillMaskOptions.among(vars(options)))
+            (result,) = fill_mask([text], checkpoint, **FillMaskOptions.among(vars(options)))
+            results.append({"line": number} | result)
         except TextError as error:
             code = fail(error)
     if options.format == "json":

@@ -40,7 +40,7 @@ def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="prompts, or - for the lines of stdin")
     p.add_argument("--prompt", metavar="TEXT", help="the same for one; it may be empty")
-    p.add_argument("--file", metavar="FILE", help="one prompt per line (UTF-8; - for stdin)")
+    p.add_argument("--file", metavar="FILE", help="one prompt per line, also of .jsonl or .csv (UTF-8; - for stdin)")
     p.add_argument("--examples", metavar="FILE", help='.jsonl with "input" and "output", or .tsv of two columns: pairs '
                    "that stand before each prompt, the first ones where not all fit")  # fmt: skip
     p.add_argument("--choices", nargs="+", metavar="TEXT", help="the answer is the one of these with the highest "

@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s (TEXT [TEXT ...] | --file FILE) --model MODEL [flags]", EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
-    p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8; - for stdin)")
+    p.add_argument("--file", metavar="FILE", help="one text per line, also of .jsonl or .csv (UTF-8; - for stdin)")
     add_option_flags(p, TagOptions, defaults=True)
     flags.results(p, "table", "json")
     g = p.add_argument_group("model and machine")
@@ -42,18 +42,19 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{options.file or 'standard input'}: has no lines")
     tagger = Tagger(loaded(options, "tag"), device=options.device, compute_type=options.compute_type,
                     **TagOptions.among(vars(options)))  # fmt: skip
-    records, code = [], 0
-    for name, text in given:
+    records, code, table = [], 0, options.format == "table"
+    for number, (name, text) in enumerate(given, 1):
         try:
             (entities,) = tagger(text := decoded(text))
         except TextError as error:
             code = fail(f"{name}: {str(error).removeprefix('text 1: ')}")
+            print(end="\n" * table)  # keeps its place
             continue
-        records.append({"text": text, "entities": [one._asdict() for one in entities]})
-        if options.format == "table":
+        records.append({"line": number, "text": text, "entities": [one._asdict() for one in entities]})
+        if table:
             print(printable(text))
             for one in entities:
                 print(f"  {one.score:.4f}  {printable(one.label)}  {printable(text[one.start : one.end])}")
-    if options.format == "json":
+    if not table:
         print_json(records)
     return code

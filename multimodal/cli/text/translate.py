@@ -33,7 +33,7 @@ BATCHES = 8  # that are sorted by length together, and written once they are don
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] [flags]", EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
-    p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8)")
+    p.add_argument("--file", metavar="FILE", help="one text per line, also of .jsonl or .csv (UTF-8)")
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="as the model's code, such as de, or by its "
                    "English name; not for a model of one direction")  # fmt: skip
     p.add_argument("--to", dest="target", metavar="LANGUAGE")

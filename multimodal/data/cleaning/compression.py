@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from multimodal.data.manifests import JSONL
+from multimodal.data.manifests import JSONL, ending
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
-
-COMPRESSED = (".gz", ".zst")
 
 
 def opened(path: Path, file: IO[bytes]) -> io.BufferedIOBase:
@@ -32,4 +30,4 @@ def compressed(path: Path, data: bytes) -> bytes:
 
 def is_json(path: Path) -> bool:
     """Return True for JSON lines, False for text."""
-    return Path(path.stem if path.suffix.lower() in COMPRESSED else path.name).suffix.lower() in JSONL
+    return ending(path) in JSONL

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from multimodal.data.manifests import read_text
+from multimodal.data.datasets.text import texts_in
+from multimodal.data.manifests import ending, is_manifest, read_text, tsv_cells
 from multimodal.errors import DataError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -25,10 +26,10 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_documents(path: Path) -> list[list[str]]:
-    """Read documents as lists of sentences. Documents end at empty lines, sentences at a full stop, question or
-    exclamation mark before a capital. WikiText's marks inside words are undone."""
+    """Read documents as lists of sentences. Documents are the texts of a manifest, else end at empty lines; sentences
+    end at a full stop, question or exclamation mark before a capital. WikiText's marks inside words are undone."""
     found: list[list[str]] = [[]]
-    for line in read_lines(path):
+    for line in _text_lines(path) if is_manifest(path) else read_lines(path):
         for mark, plain in _MARKS.items():
             line = line.replace(mark, plain)
         if line:
@@ -38,11 +39,18 @@ def read_documents(path: Path) -> list[list[str]]:
     return [document for document in found if document]
 
 
+def _text_lines(path: Path) -> list[str]:
+    """The filled lines of a manifest's texts, an empty line after each text."""
+    return [line for text in texts_in(path) for line in [*filter(None, map(str.strip, text.split("\n"))), ""]]
+
+
 def read_texts(path: Path) -> list[list[str]]:
-    """Read each line as a document; of a `.tsv` its first column."""
-    table = ".tsv" in path.suffixes
-    texts = (line.split("\t")[0].strip() if table else line for line in read_lines(path))
-    return [[text] for text in texts if text]
+    """Read each line as a document; of a `.tsv` its first column, of another manifest its texts."""
+    if ending(path) == ".tsv":
+        texts = [tsv_cells(line)[0] for line in read_lines(path)]
+    else:
+        texts = texts_in(path) if is_manifest(path) else read_lines(path)
+    return [[text.strip()] for text in texts if text.strip()]
 
 
 def documents_in(paths: Iterable[Path], lines: Iterable[Path] = ()) -> list[list[str]]:

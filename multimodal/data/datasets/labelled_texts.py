@@ -13,10 +13,12 @@ from torch import Tensor
 from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.documents import read_lines
 from multimodal.data.examples import SizedExamples
+from multimodal.data.manifests import tsv_cells
 from multimodal.errors import DataError, few
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 HEADERS = (("sentence", "label"), ("text", "label"))  # GLUE's and the usual one
+MOST_LABELS = 20  # of which most may occur once, as in a trial with few rows
 
 
 class LabelledText(NamedTuple):
@@ -26,11 +28,13 @@ class LabelledText(NamedTuple):
 
 def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[LabelledText]:
     """Rows of a table with tabs between its columns, gzip or not: the `columns` of text and label that its header
-    names; without them the first and the last column, and no header but GLUE's. Raises DataError naming the line, also
-    for a first line that looks like another header."""
-    lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line]
+    names; without them the first and the last column, and no header but GLUE's, in either order. Raises DataError
+    naming the line, also for a first line that looks like another header."""
+    lines = [(number, tsv_cells(line)) for number, line in enumerate(read_lines(path), 1) if line]
     header = [cell.strip() for cell in lines[0][1]]
     text, label = 0, -1
+    if columns is None and tuple(reversed(header)) in HEADERS:
+        columns = header[1], header[0]
     if columns is not None:
         if absent := [name for name in columns if name not in header]:
             raise DataError(f"{path}: has no column {absent[0]} ({', '.join(header)})")
@@ -57,10 +61,15 @@ def _begins_with_header(rows: Sequence[LabelledText]) -> bool:
 
 
 def classes_of(rows: Sequence[LabelledText], path: Path) -> list[str]:
-    """The labels in order. Raises DataError where there are fewer than two."""
-    found = sorted({row.label for row in rows})
+    """The labels in order. Raises DataError where there are fewer than two, or many of which most occur once."""
+    counts = Counter(row.label for row in rows)
+    found = sorted(counts)
     if len(found) < 2:
         raise DataError(f"{path}: has one label only ({found[0]})")
+    once = sum(count == 1 for count in counts.values())
+    if len(found) > MOST_LABELS and 2 * once > len(found):
+        problem = f"{once} of {len(found)} labels occur once, so these are texts or numbers, not classes"
+        raise DataError(f"{path}: {problem} ({few(found, 3)})")
     return found
 
 

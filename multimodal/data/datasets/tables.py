@@ -32,8 +32,8 @@ Table = dict[str, list[str]]  # columns as text, all of one length
 def read_table(path: Path, names: Sequence[str] = (), target: str | None = None) -> Table:
     """Read the columns of a plain or gzip CSV file with a header line, or without one under `names`.
 
-    Raises DataError for a file that is unreadable, empty, has a row of another length, or lacks the column `target` or
-    a cell of it."""
+    Raises DataError for a file that is unreadable, empty, has a row of another length, has a header though `names` are
+    given, or lacks the column `target` or a cell of it."""
     text = read_text(path)
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     numbered = ((rows.line_num, [cell.strip() for cell in row]) for row in rows)
@@ -44,6 +44,9 @@ def read_table(path: Path, names: Sequence[str] = (), target: str | None = None)
     header = list(names) or (filled.pop(0)[1] if filled else [])
     if not filled:
         raise DataError(f"{path}: has no rows ({len(text)} characters)")
+    if names and set(filled[0][1]) == set(names):
+        problem = f"line {filled[0][0]} is a header: names of columns are for a file without one"
+        raise DataError(f"{path}: {problem} (got {', '.join(names)})")
     if len(set(header)) < len(header):
         raise DataError(f"{path}: duplicate column ({', '.join(header)})")
     for line, row in filled:
@@ -116,6 +119,8 @@ class Columns:
         others = {name: cells for name, cells in columns.items() if name not in numbers and cells}
         if empty := [name for name, cells in columns.items() if not cells]:
             log.info("columns without values are dropped: %s", ", ".join(empty))
+        if not numbers and not others:
+            raise DataError(f"{target}: no other column has values to predict it from", argument="target")
         for name in (*others, *([target] if predict == "class" else [])):
             _warn_of_numbers(name, table[name])
         for name in numbers:

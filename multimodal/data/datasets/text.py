@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from multimodal.data.loader import Plan, generator
-from multimodal.data.manifests import CSV, JSONL, read_list, read_text
+from multimodal.data.manifests import is_manifest, read_list, read_text
 from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ Split = Literal["none", "lines", "blank"]
 def texts_in(path: Path, split: Split = "none") -> list[str]:
     """Read a file as one text, one document per line, or documents separated by blank lines; of a manifest each text is
     a document. Raises DataError for an empty file."""
-    if path.suffix.lower() in CSV + JSONL:
+    if is_manifest(path):
         parts = list(listed_texts(path))
     else:
         text = read_text(path)

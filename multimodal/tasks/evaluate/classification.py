@@ -16,7 +16,8 @@ from multimodal.data.datasets.tables import Columns, Table, TableData, encode, p
 from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import Source, open_source
-from multimodal.errors import CheckpointError, DataError, UsageError
+from multimodal.errors import CheckpointError, DataError, UsageError, few
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.options import BatchOptions
 from multimodal.models.tabular import FTTransformer
 from multimodal.models.text import TextTransformer
@@ -61,7 +62,7 @@ class ImageAccuracy:
                 self.broken.append(broken_item(self.source.name(key), error))
                 log.warning("broken item skipped: %s", self.broken[-1])
 
-    @torch.inference_mode()
+    @inference_mode()
     def logits(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Logits [N C] and labels [N]. Raises DataError where no image can be read."""
         device, scores, labels = next(model.parameters()).device, [], []
@@ -87,7 +88,7 @@ def class_logits(model: TextTransformer, batch: ClassBatch) -> Float[Tensor, "B 
     return model.classes(F.dropout(pooled, model.config.stem_dropout, model.training)).float()
 
 
-@torch.inference_mode()
+@inference_mode()
 def class_figures(model: TextTransformer, batches: Sequence[ClassBatch]) -> dict[str, float]:
     """Accuracy, and mean cross-entropy in nats."""
     right, loss, count = 0, 0.0, sum(len(batch.labels) for batch in batches)
@@ -102,7 +103,7 @@ def _on(batch: ClassBatch, device: torch.device) -> ClassBatch:
     return ClassBatch(batch.ids.to(device), batch.lengths.to(device), batch.labels.to(device))
 
 
-@torch.inference_mode()
+@inference_mode()
 def text_logits(
     model: TextTransformer, source: LabelledTexts, collate: CollateClassed, batch_size: int = 32
 ) -> Float[Tensor, "N C"]:
@@ -115,7 +116,7 @@ def text_logits(
     return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
-@torch.inference_mode()
+@inference_mode()
 def outputs(model: FTTransformer, rows: TableData, batch_size: int = 1024) -> Float[Tensor, "N O"]:
     """Predicted numbers [N 1], or class probabilities [N C]."""
     device = model.class_token.device
@@ -167,18 +168,18 @@ class ClassifierEvaluation(NamedTuple):
 
 
 def evaluate_classifier(
-    checkpoint: Checkpoint, data: str, limit: int | None = None, columns: tuple[str, str] | None = None,
+    checkpoint: Checkpoint, data: str, limit: int | None = None, columns: Sequence[str] | None = None,
     batch_size: int = BatchOptions.batch_size.default, trust: Trust = OWN_FOLDER,
 ) -> ClassifierEvaluation:  # fmt: skip
-    """Evaluate a ViT with a head (labelled images), a text classifier (a table with tabs, whose `columns` of text and
-    label may be named) or a tabular model (CSV).
+    """Evaluate a ViT with a head (labelled images), a text classifier (a table with tabs) or a tabular model (CSV).
 
-    `limit`: at most this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError
-    for a model without classes, DataError for data that does not fit."""
+    `columns`: names of text and label in a table of texts; of all columns of a CSV without a header. `limit`: at most
+    this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError for a model
+    without classes, DataError for data that does not fit."""
     model = checkpoint.model.eval()
     if isinstance(model, FTTransformer):
         table = Columns.from_card(checkpoint.card, checkpoint.source)
-        rows = read_table(Path(data), target=table.target)
+        rows = read_table(Path(data), columns or (), table.target)
         rows = part(rows, evenly(range(len(next(iter(rows.values())))), limit))
         encoded = encode(rows, table, data)
         return ClassifierEvaluation(table_figures(outputs(model, encoded), encoded))
@@ -186,6 +187,9 @@ def evaluate_classifier(
     if not image and not (isinstance(model, TextTransformer) and model.config.classes):
         kinds = "a ViT with a head, a text classifier or a tabular model"
         raise UsageError(f"model {checkpoint.source}: expected {kinds}, got {checkpoint.kind}")
+    if columns and (image or len(columns) != 2):
+        wanted = "left out for images" if image else "text and label"
+        raise UsageError(f"must be {wanted} (got {few(columns)})", argument="columns")
     labels = checkpoint.card.get("labels")
     if not labels or (checkpoint.preprocessing if image else checkpoint.tokenizer) is None:
         missing = "labels" if not labels else "preprocessing" if image else "tokenizer"

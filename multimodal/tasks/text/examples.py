@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from multimodal.data.manifests import tsv_cells
 from multimodal.errors import UsageError
 from multimodal.system.files import read_text_lines, strict_json
 
@@ -52,7 +53,7 @@ def _object(line: str) -> Demonstration | None:
 
 
 def _columns(line: str) -> Demonstration | None:
-    cells = line.split("\t")
+    cells = tsv_cells(line)
     return Demonstration(*cells) if len(cells) == 2 else None
 
 

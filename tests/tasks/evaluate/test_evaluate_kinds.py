@@ -12,9 +12,11 @@ import torch.nn.functional as F
 
 from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.tables import Columns, read_table
+from multimodal.errors import UsageError
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT, ViTConfig
+from multimodal.tasks.evaluate.classification import evaluate_classifier
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -140,6 +142,8 @@ def test_accuracy_of_a_text_classifier(capsys, tmp_path):
         capsys, "classification", tmp_path / "rows.tsv", "-m", tmp_path / "texts", "--report", report
     ).values()
     assert "two dogs run" in Page.of(report).text
+    with pytest.raises(UsageError, match=r"columns must be text and label \(got text\)"):
+        evaluate_classifier(load_folder(tmp_path / "texts"), str(tmp_path / "rows.tsv"), columns=["text"])
     assert (found["texts"], found["acc1"]) == (3, pytest.approx(2 / 3))
     assert not [name for name in found if "images" in name]
 
@@ -156,6 +160,11 @@ def test_errors_of_a_tabular_model(capsys, tmp_path):
     (found,) = figures(capsys, "classification", tmp_path / "table.csv", "-m", tmp_path / "tabular").values()
     assert found["rmse"] == pytest.approx(math.sqrt(2 / 3), rel=1e-5)
     assert found["mae"] == pytest.approx(2 / 3, rel=1e-5)
+    (tmp_path / "bare.csv").write_text("0.5,1\n1.5,2\n2.5,3\n")
+    (same,) = figures(
+        capsys, "classification", tmp_path / "bare.csv", "-m", tmp_path / "tabular", "--columns", "y", "x"
+    ).values()
+    assert same == found
 
 
 def test_whole_recordings_are_measured_with_each_decoder(capsys, tmp_path):

@@ -178,7 +178,7 @@ def test_a_broken_text_is_one_line_and_the_others_are_filled(capsys, folders, te
     code, out, err = run(capsys, "fill-mask", text, "the [MASK]", "-m", folders / "bert", "--format", "json")
     assert code == 1
     assert cause in one_line(err)
-    assert [row["text"] for row in json.loads(out)] == ["the [MASK]"]
+    assert [(row["line"], row["text"]) for row in json.loads(out)] == [(2, "the [MASK]")]
 
 
 def test_models_that_guess_no_masks_are_refused(capsys, folders):

@@ -211,7 +211,7 @@ def test_a_half_letter_at_the_limit_is_left_out():
 
 def test_examples_stand_before_the_prompt_as_far_as_they_fit(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"input": "1", "output": "one"}\n\n{"input": "2", "output": "two"}\n')
-    (tmp_path / "a.tsv").write_text("Input\tOutput\n1\tone\r\n2\ttwo\n")
+    (tmp_path / "a.tsv").write_text('Input\tOutput\n1\tone\r\n2\t"two"\n')
     expected = [Demonstration("1", "one"), Demonstration("2", "two")]
     assert read_examples(str(tmp_path / "a.jsonl"), "--examples") == expected
     assert read_examples(str(tmp_path / "a.tsv"), "--examples") == expected

@@ -12,6 +12,7 @@ from multimodal.tasks.text.answer import Answerer, answer
 from multimodal.tasks.text.tag import Tagger, tag
 from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
+from tests.helpers.commands import run
 from tests.helpers.references.token_heads import (
     LABELS,
     TEXT,
@@ -70,6 +71,21 @@ def test_a_long_text_is_tagged_in_windows_as_by_the_pipeline(tmp_path):
     assert [(e["entity_group"], e["start"], e["end"]) for e in theirs] == [(e.label, e.start, e.end) for e in mine]
     assert [e["score"] for e in theirs] == pytest.approx([e.score for e in mine], abs=1e-5)
     assert mine[-1].end > 150
+
+
+@pytest.mark.filterwarnings("always")
+def test_the_command_keeps_the_place_of_each_line(tmp_path, capsys):
+    wordpiece_folder(tmp_path / "m", "TokenClassification")
+    capsys.readouterr()  # transformers' progress
+    file = tmp_path / "lines.jsonl"
+    file.write_bytes(TEXT.encode() + b"\n\xff\n" + TEXT.encode())
+    code, out, err = run(capsys, "tag", "--file", file, "-m", tmp_path / "m", "--format", "json")
+    warning, error = err.splitlines()
+    assert (code, [row["line"] for row in json.loads(out)]) == (1, [1, 3])
+    assert f"warning: --file {file}: each line is a text as it stands, with its keys or columns" in warning
+    assert f"{file}, line 2: is not UTF-8 text" in error
+    out = run(capsys, "tag", "--file", file, "-m", tmp_path / "m", "--quiet")[1]
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == [TEXT, "", TEXT]
 
 
 @pytest.mark.parametrize("labels", [["LABEL_0", "LABEL_1"], ["S-ORG", "B-ORG", "E-ORG"], ["O", "X-O", "LOC-X"]])
