@@ -1,4 +1,4 @@
-"""Base classes of prepared models' modules."""
+"""Base classes of prepared models' modules, and the mode that tasks run them in."""
 
 import copy
 from collections.abc import Callable
@@ -10,6 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.errors import UsageError
+
+
+class inference_mode(torch.inference_mode):  # noqa: N801 - as torch's
+    """`torch.inference_mode`, without a caller's autocast: prepared weights have the types of `compute_type`, and
+    results must not depend on where a task is called."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        self._off = [torch.autocast(kind, enabled=False) for kind in kinds]
+        for one in self._off:
+            one.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for one in reversed(self._off):
+            one.__exit__(*error)
+        super().__exit__(*error)
 
 
 class Frozen(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, MultimodalError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.any_to_text import AnyToText
 from multimodal.system.files import shown
@@ -85,7 +86,7 @@ class Asker(LoadedModel):
         """Yield the assistant's next messages of each conversation, as `many`."""
         return self._many(conversations, lambda item: read_messages(item.source))
 
-    @torch.inference_mode()
+    @inference_mode()
     def loss(self, messages: Sequence[Message | Mapping[str, Any]], answer: str) -> tuple[float, int]:
         """Negative log-probability (nats) of an answer with its end, and its number of tokens."""
         with self._lock:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from multimodal.errors import AudioError, CheckpointError, TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.whisper import WhisperEncoderConfig
 from multimodal.tokens.audio.arrays import Samples, as_audio
@@ -130,6 +131,7 @@ class MediaEncoder:
         config = self.model.config
         return math.prod(config.image.grid) + config.image_prefix * config.image.prefix
 
+    @inference_mode()
     def __call__(self, messages: Sequence[Message]) -> list[Encoded]:
         """Encode the media of opened messages, in order. Raises ImageError, AudioError, VideoError."""
         return [self._encoded(one) for one in self.read_all(messages)]
@@ -211,7 +213,7 @@ class MediaEncoder:
             return marker * rows
         return markup(marker, rows, one.tile.grid, self.checkpoint.preprocessing.tiling)
 
-    @torch.inference_mode()
+    @inference_mode()
     def _rows(self, one: Medium) -> Float[Tensor, "R D"]:
         device = self.model.decoder.device
         tensors = one.tensors.to(device)

@@ -12,6 +12,7 @@ from multimodal.blocks.cache import Cache
 from multimodal.decoding.sampling import Step, greedy, left_pad
 from multimodal.errors import TextError
 from multimodal.inference.cuda_graphs import fast_step
+from multimodal.inference.modules import inference_mode
 from multimodal.models.any_to_text import AnyToText
 from multimodal.tasks.ask.media import Encoded, MediaEncoder
 from multimodal.tasks.text.generate import Continuation, TextWriter
@@ -104,7 +105,7 @@ class AnswerWriter(TextWriter):
         logits = self.logits(prompt, said)
         return float(F.cross_entropy(logits, torch.tensor(said, device=logits.device), reduction="sum")), len(said)
 
-    @torch.inference_mode()
+    @inference_mode()
     def logits(self, prompt: Prompt, ids: Sequence[int]) -> Float[Tensor, "N V"]:
         whole = torch.tensor([[*prompt.ids, *ids]], device=self.decoder.device)
         return self.network(whole[:, :-1], [self._rows(prompt.media)])[0, len(prompt.ids) - 1 :].float()

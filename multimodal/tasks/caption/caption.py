@@ -15,6 +15,7 @@ from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.decoding.sampling import greedy, sample
 from multimodal.errors import CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.captioner import CaptionModel, Decoding, VisionEncoderDecoder
 from multimodal.tasks.caption.options import CaptionOptions, options_for
@@ -185,7 +186,7 @@ class CaptionWriter:
                     best = rank, GeneratedCaptions(pixels.clone(), captions, frame.source.time)
         return best[1]
 
-    @torch.inference_mode()
+    @inference_mode()
     def __call__(self, pixels: Float[Tensor, "B 3 H W"]) -> list[list[Caption]]:
         options = self.options
         step, cache = self._decoding(self.network.encode(pixels.to(self.device, non_blocking=True)))

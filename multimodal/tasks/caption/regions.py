@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.stack import Block
+from multimodal.inference.modules import inference_mode
 from multimodal.models.coca import CoCa
 from multimodal.system.outputs import write_output
 from multimodal.tasks.caption.caption import CaptionWriter, GeneratedCaptions
@@ -22,7 +23,7 @@ TILE = 320  # pixels of the longer edge of each copy
 ACROSS = 5  # copies per row
 
 
-@torch.inference_mode()
+@inference_mode()
 def attention_by_head(
     network: nn.Module, pixels: Float[Tensor, "3 H W"], ids: Sequence[int]
 ) -> Float[Tensor, "L heads T rows columns"]:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.vit import ViT
 from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.classify.ranking import ImageClassifier, Pixels
@@ -36,7 +36,7 @@ class HeadClassifier(ImageClassifier):
         """A copy with changed settings. Raises UsageError."""
         return HeadClassifier(self.checkpoint, self.threshold if threshold is None else threshold, scores)
 
-    @torch.inference_mode()
+    @inference_mode()
     def logits(self, images: Pixels) -> Float[Tensor, "B C"]:
         if not isinstance(images, Tensor):
             raise UsageError("native: is for a CLIP, and the model is a ViT with a head", argument="native")

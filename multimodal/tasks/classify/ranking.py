@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.tasks.classify.calibration import Calibration
 from multimodal.tasks.encode.images import ImageBatch, name_of, pixels_of
 from multimodal.tasks.encode.native import NativeImages
@@ -49,7 +50,7 @@ class ImageClassifier(ABC):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    @torch.inference_mode()
+    @inference_mode()
     def probabilities(self, images: Pixels) -> Float[Tensor, "B C"]:
         """Scores of images: probabilities, or cosines."""
         return self.scored(self.logits(images))
@@ -66,7 +67,7 @@ class ImageClassifier(ABC):
         """Results of preprocessed images. Raises CheckpointError for scores that are not finite."""
         return self._ranked(names, self.probabilities(pixels).float().cpu(), top) if names else []
 
-    @torch.inference_mode()
+    @inference_mode()
     def clip_result(self, clip: Clip, top: int | None = None) -> dict[str, Any]:
         """The result of a whole video: scores of the mean of its frames' logits (a CLIP's are those of the mean of the
         frames' unit features). Raises VideoError."""

@@ -15,6 +15,7 @@ from multimodal.data.datasets.image_sets import ImageSet
 from multimodal.data.loader import BROKEN
 from multimodal.data.pending import PendingItems
 from multimodal.errors import CheckpointError, DataError, ImageError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.system.files import write_whole
@@ -66,7 +67,7 @@ def unit_vectors(checkpoint: Checkpoint, pooled: Float[Tensor, "N D"]) -> Float[
     """Convert `pooled` features of a CLIP to `embedding` features."""
     if type(checkpoint.model) is not CLIP:
         return pooled
-    with torch.inference_mode():
+    with inference_mode():
         weight = next(checkpoint.model.parameters())
         return checkpoint.model.project_image(pooled.to(weight.device)).float().cpu()
 
@@ -87,7 +88,7 @@ def image_features(
     if file is not None and file.exists():
         return _read(file, images)
     items, vectors, keys = PendingItems(images.source, images.keys), [], []
-    with torch.inference_mode():
+    with inference_mode():
         for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
             made = in_parts(lambda part: encode(batch.pixels[part]).float().cpu(), len(batch.read))  # noqa: B023
             for media, one in [*zip(batch.read, made, strict=True), *batch.refused]:

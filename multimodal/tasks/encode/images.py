@@ -78,7 +78,7 @@ def ahead(
 
 def check_reading(batch_size: int, workers: int | None) -> None:
     for name, value in (("batch_size", batch_size), ("workers", 1 if workers is None else workers)):
-        if type(value) is not int or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise UsageError(f"must be an integer of at least 1 (got {shown(value)})", argument=name)
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from multimodal.errors import ImageError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.tasks.encode.images import ahead, name_of, settled
@@ -95,7 +96,7 @@ def native_record(
     return record.replace(size=native_size(image, patch, max_tokens), resize="squash", crop=1.0)
 
 
-@torch.inference_mode()
+@inference_mode()
 def encode_native(
     model: nn.Module, pixels: Sequence[Float[Tensor, "3 _ _"]], token_budget: int = TOKENS
 ) -> EncodedImages:
@@ -115,6 +116,7 @@ def encode_native(
     return EncodedImages(torch.cat(made)[back], 1 - sum(lengths) / computed)
 
 
+@inference_mode()
 def encode_pixels(
     model: nn.Module, pixels: Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]
 ) -> Float[Tensor, "B D"]:

@@ -13,6 +13,7 @@ from multimodal.blocks.masks import causal, documents, window
 from multimodal.data.batching import pad_rows
 from multimodal.data.datasets.text import IGNORED, Split, TextCorpus, TokenBatch, texts_in
 from multimodal.errors import DataError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
 from multimodal.weights.folder import Checkpoint
@@ -99,7 +100,7 @@ def windows(length: int, context: int, stride: int) -> list[tuple[int, int, int]
     return found
 
 
-@torch.inference_mode()
+@inference_mode()
 def text_losses(
     model: TextTransformer, corpus: TextCorpus, context: int, stride: int, batch: int = 16, prefix: bool = False
 ) -> tuple[float, int]:
@@ -139,7 +140,7 @@ def text_scores(model: TextTransformer, corpus: TextCorpus, **options) -> dict[s
     }  # fmt: skip
 
 
-@torch.inference_mode()
+@inference_mode()
 def losses_by_place(model: TextTransformer, corpus: TextCorpus, context: int, batch: int = 16) -> Float[Tensor, "T"]:
     """Mean nats of the token after each place of a window, over whole windows side by side. Raises DataError where the
     text does not fill one."""

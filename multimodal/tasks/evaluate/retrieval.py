@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multimodal.inference.modules import inference_mode
+
 DEPTHS = (1, 5, 10)
 CELLS = 1 << 22  # scores that are held at once
 
@@ -46,7 +48,7 @@ def retrieval(images: Float[Tensor, "N D"], texts: Float[Tensor, "M D"], owners:
     return Retrieval(first_ranks(images, texts, own, of), first_ranks(texts, images, of, own))
 
 
-@torch.inference_mode()
+@inference_mode()
 def first_ranks(
     queries: Float[Tensor, "N D"], items: Float[Tensor, "M D"], groups: Int[Tensor, "N"], own: Int[Tensor, "M"]
 ) -> Int[Tensor, "N"]:
@@ -79,7 +81,7 @@ class HardQuery(NamedTuple):
     found: list[Neighbour]
 
 
-@torch.inference_mode()
+@inference_mode()
 def hardest(
     queries: Float[Tensor, "N D"], items: Float[Tensor, "M D"], groups: Int[Tensor, "N"], own: Int[Tensor, "M"],
     most: int, near: int,

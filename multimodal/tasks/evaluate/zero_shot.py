@@ -19,6 +19,7 @@ from multimodal.data.datasets.image_sets import ClassNames, ImageSet, labelled, 
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.encode.features import Features, image_features
 from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
@@ -31,7 +32,7 @@ LEVELS = 3  # hypernyms that describe a class which the model has never seen nam
 WEIGHT = 0.5  # of their vector; that of the name has 1
 
 
-@torch.inference_mode()
+@inference_mode()
 def zero_shot_scores(
     classifier: ZeroShotClassifier, images: ImageSet, features: Features, numbers: Mapping[str, int]
 ) -> ClassScores:
@@ -44,7 +45,7 @@ def zero_shot_scores(
     return class_scores(classifier.labels, images.labels(features.keys, dict(numbers)), logits, shares)
 
 
-@torch.inference_mode()
+@inference_mode()
 def described(classifier: ZeroShotClassifier, above: Mapping[str, Sequence[str]], levels: int) -> ZeroShotClassifier:
     """A copy that knows each label also by its `levels` nearest hypernyms: to the vector of the label comes, with half
     of its weight, the mean of theirs. A label without hypernyms stays as it is. Raises UsageError where none has any.

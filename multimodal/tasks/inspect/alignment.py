@@ -9,6 +9,7 @@ from torch import Tensor
 from multimodal.blocks.capture import capture_attention
 from multimodal.decoding.sampling import cross_attention_step, greedy
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.captioner import CaptionModel
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.encoder_decoder import EncoderDecoder
@@ -41,7 +42,7 @@ class AlignmentRequest(NamedTuple):
     target: str | None = None
 
 
-@torch.inference_mode()
+@inference_mode()
 def alignment(checkpoint: Checkpoint, request: AlignmentRequest) -> AttentionMap:
     """Attention of each layer and head from the tokens of an answer to the source. A token's row is the position that
     predicts it: at its own position the decoder attends for the next token.

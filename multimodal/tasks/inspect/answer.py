@@ -11,6 +11,7 @@ from torch import Tensor
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.capture import capture_attention
 from multimodal.errors import UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.ask.writer import AnswerWriter, Prompt
 from multimodal.tasks.inspect.answer_places import Seen, places
@@ -76,7 +77,7 @@ def _opened(writer: AnswerWriter, part: MessagePart) -> list[tuple[str, MessageP
     return [(name, one) for one in opened.parts]
 
 
-@torch.inference_mode()
+@inference_mode()
 def captured(writer: AnswerWriter, prompt: Prompt, ids: Sequence[int]) -> Float[Tensor, "L H T S"]:
     """Attention from the positions that predict `ids` to the prompt and the ids before, or to the media's rows."""
     model, decoder = writer.network, writer.decoder

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.connector import Connector, pixel_shuffle
+from multimodal.inference.modules import inference_mode
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.tasks.ask.media import Medium
@@ -84,7 +85,7 @@ def connector_shares(
         shares = shares / shares.sum(1, keepdim=True)
     if connector.resampler is None:
         return shares
-    with torch.inference_mode(), capture_attention() as found:
+    with inference_mode(), capture_attention() as found:
         connector(states[None], grid)
     return stacked({id(block.cross) for block in connector.resampler.blocks}, found).mean((0, 1)) @ shares
 
@@ -94,7 +95,7 @@ def tile_shares(model: AnyToText, pixels: Float[Tensor, "1 3 H W"]) -> Float[Ten
     grid, config = patch_grid(model, pixels), model.config
     prefix = config.image.prefix if config.image_prefix else 0
     if config.image_connector.queries:
-        with torch.inference_mode():
+        with inference_mode():
             states = model.image_states(pixels.to(model.decoder.device))[0][0]
     else:
         states = torch.empty(prefix + grid[0] * grid[1], 0)
@@ -103,7 +104,7 @@ def tile_shares(model: AnyToText, pixels: Float[Tensor, "1 3 H W"]) -> Float[Ten
 
 def _sound(model: AnyToText, name: str, start: float, medium: Medium, weights: Float[Tensor, "T R"]) -> Seen:
     device = model.decoder.device
-    with torch.inference_mode():
+    with inference_mode():
         padded, counts = model.audio_states(medium.tensors.to(device), medium.lengths.to(device))
     step = HOP / RATE * (model.config.audio.subsample if isinstance(model.audio, ConformerEncoder) else 2)
     states = (own[:count] for own, count in zip(padded, counts.tolist(), strict=True))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.capture import capture_attention
 from multimodal.errors import TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.captioner import CaptionModel
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC, ConformerEncoder
@@ -71,7 +72,7 @@ def tower_of(model: nn.Module) -> ViT:
     return tower
 
 
-@torch.inference_mode()
+@inference_mode()
 def attention(checkpoint: Checkpoint, input_: str) -> AttentionMap:
     """Self-attention over a text, or an image or audio file; of an encoder-decoder, that of the encoder.
 
@@ -138,7 +139,7 @@ def names(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
     return tuple(found)
 
 
-@torch.inference_mode()
+@inference_mode()
 def image_attention(tower: ViT, pixels: Float[Tensor, "3 H W"]) -> AttentionMap:
     """Self-attention over a preprocessed image."""
     with capture_attention() as captured:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError, ImageError, UsageError, VideoError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import path_of
 from multimodal.tasks.encode.attempts import in_parts, item_error
@@ -185,7 +186,7 @@ def _clip_rows(
     return rows
 
 
-@torch.inference_mode()
+@inference_mode()
 def _vectors(
     model: nn.Module, device: torch.device, pixels: Tensor | tuple[Tensor, ...], part: slice
 ) -> Float[Tensor, "B D"]:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.clip import CLIP
 from multimodal.system.records import to_record
 from multimodal.tasks.encode.features import model_digest
@@ -164,7 +165,7 @@ def model_for(index: "Index", checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, preprocessing=index.record.preprocessing)
 
 
-@torch.inference_mode()
+@inference_mode()
 def query_vectors(
     checkpoint: Checkpoint, texts: Sequence[str] = (), images: Sequence[Any] = (), native: int | None = None
 ) -> Float[Tensor, "Q D"]:
@@ -192,7 +193,7 @@ def query_vectors(
     return torch.cat([vectors.float().cpu() for vectors in found])
 
 
-@torch.inference_mode()
+@inference_mode()
 def clip_vector(
     checkpoint: Checkpoint, source: Any, options: VideoOptions, native: int | None = None
 ) -> Float[Tensor, "1 D"]:

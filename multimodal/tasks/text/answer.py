@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from multimodal.errors import TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.text import TextTransformer
@@ -96,7 +97,7 @@ def pair_states(network: TextTransformer, rows: Sequence[PairRow]) -> list[Float
     return encode_ragged(network, [row.ids for row in rows], segments)
 
 
-@torch.inference_mode()
+@inference_mode()
 def answers_in(question: str, context: str, checkpoint: Checkpoint, options: AnswerOptions) -> list[Answer]:
     """Answers by a checkpoint as it is."""
     network, most = checkpoint.model, min(options.window, checkpoint.model.config.context)
@@ -148,7 +149,7 @@ def _spans(
     ]
 
 
-@torch.inference_mode()
+@inference_mode()
 def choice_logits(question: str, choices: Sequence[str], checkpoint: Checkpoint) -> Float32[Tensor, "C"]:
     """Logits of choices. Raises TextError as `choice_rows` does."""
     network = checkpoint.model

@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from multimodal.errors import TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.tasks.text.generate import TextWriter
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 
@@ -34,7 +35,7 @@ def checked(choices: Sequence[str]) -> list[str]:
     return texts
 
 
-@torch.inference_mode()
+@inference_mode()
 def scored(write: TextWriter, prompt: str, choices: list[str], name: str = "prompt") -> list[Choice]:
     """Rank checked choices, best score first. Prompt and choice are joined by a space if neither has one. With an
     encoder-decoder, the end of the answer counts as a token.

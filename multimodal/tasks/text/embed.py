@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from multimodal.errors import TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.text_packing import pool_ragged
 from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
@@ -119,7 +120,7 @@ def _pooled(checkpoint: Checkpoint, texts: list[str], pooling: str, batch_tokens
     rows = text_rows(checkpoint.required_tokenizer(), texts, tower.config.context, ends=not tower.config.causal)
     pool = "first" if pooling in ("cls", "pooler") else pooling
     vectors = pool_ragged(tower, rows, pool, table=table, tokens=batch_tokens)
-    with torch.inference_mode():
+    with inference_mode():
         vectors = tower.pooled(vectors[:, None]) if pooling == "pooler" else vectors
         return vectors if tower.project is None else tower.project(vectors.to(tower.project.dtype))
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float32
 
 from multimodal.errors import MultimodalError, TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import shown
 from multimodal.tasks.encode.arguments import EmbedderArguments
@@ -64,7 +65,7 @@ class Embedder(LoadedModel):
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         check_reading(batch_size, workers)
         EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
-        if native is not None and (type(native) is not int or native < 0):
+        if native is not None and (isinstance(native, bool) or not isinstance(native, int | np.integer) or native < 0):
             raise UsageError(f"must be an integer of at least 0 (got {shown(native)})", argument="native")
         self.model, self.compute_type, self.device = model, compute_type, device
         self.normalize, self.pooling, self.batch_tokens, self.prompt = normalize, pooling, batch_tokens, prompt
@@ -163,6 +164,7 @@ class Embedder(LoadedModel):
             return self.texts("a").shape[1]
         return vector_width(self._checkpoint("image").model)
 
+    @inference_mode()
     def _vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         checkpoint = self._checkpoint("text")
         return embed(texts, checkpoint, self.pooling, self.normalize, self.batch_tokens, self.prompt).cpu().numpy()

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -50,12 +51,12 @@ def fill_mask(
         ]
     states = encode_ragged(network, rows)
     places = [[at for at, i in enumerate(row) if i == tokenizer.mask_id] for row in rows]
-    with torch.inference_mode():
+    with inference_mode():
         chances = [_chances(network, own[at]) for own, at in zip(states, places, strict=True)]
     return [_filled(text, tokenizer, own, top_k) for text, own in zip(texts, chances, strict=True)]
 
 
-@torch.inference_mode()
+@inference_mode()
 def mask_predict(network: TextTransformer, row: list[int], mask_id: int, iterations: int) -> Float[Tensor, "N V"]:
     """Probabilities of the tokens of N masks, each from the last time that it was predicted. Iteration t of T predicts
     the N (T - t) / T least probable ones again, with the others filled in (Ghazvininejad et al. 2019, section 3.1)."""

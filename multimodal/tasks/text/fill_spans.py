@@ -11,6 +11,7 @@ from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.decoding.logits import force
 from multimodal.decoding.sampling import cross_attention_step, greedy
 from multimodal.errors import TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.text.options import FillMaskOptions
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -20,7 +21,7 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BART = "bart"  # begins the format of cards of transformers' BART, whose texts have a bos on both sides
 
 
-@torch.inference_mode()
+@inference_mode()
 def fill_spans(texts: Sequence[str], checkpoint: Checkpoint, options: FillMaskOptions) -> list[dict[str, Any]]:
     """For each text `filled`, and `score`, the mean log-probability of the decoder's tokens; with sentinels
     (<extra_id_0>, Raffel et al. 2020) also `spans`, the text of each in order.

@@ -28,6 +28,7 @@ from multimodal.decoding.sampling import (
 )
 from multimodal.errors import CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
@@ -214,7 +215,7 @@ class TextWriter:
             return partial(self._plain, source, valid), self.decoder.new_cache(start), ids
         return *fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1), ids
 
-    @torch.inference_mode()
+    @inference_mode()
     def logits(self, prompt: Any, ids: Sequence[int]) -> Float[Tensor, "N V"]:
         """Logits of each of these tokens after an encoded prompt, without the options' processors."""
         step, cache, first = self.start([prompt])
@@ -227,7 +228,7 @@ class TextWriter:
     ) -> Float[Tensor, "B N V"]:
         return self.decoder(ids, source, valid, cache=cache, last=None if cache.length else 1)
 
-    @torch.inference_mode()
+    @inference_mode()
     def __call__(self, rows: list[list[int]]) -> list[list[Continuation]]:
         """Generate from prompts encoded by `ids`."""
         if not rows:
@@ -273,7 +274,7 @@ class TextWriter:
             got = f"{self.options.beam_size} and {self.options.num_return}"
             raise UsageError(f"stream: expected beam_size 1 and num_return 1 (got {got})")
 
-    @torch.inference_mode()
+    @inference_mode()
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
         step, cache, ids = self.start([row], limit)
         chosen = self._processors(ids.shape[1], limit)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from multimodal.data.datasets.annotated.tagged import OUTSIDE
 from multimodal.errors import CheckpointError, TextError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.text import TextTransformer
@@ -81,7 +82,7 @@ def tag_logits(
     """Logits of the tokens of each row, which is put between bos and eos."""
     start, end = tokenizer.frame
     states = encode_ragged(network, [[*start, *row, *end] for row in rows])
-    with torch.inference_mode():
+    with inference_mode():
         return [network.tags(own[len(start) : len(own) - len(end)]).float().cpu() for own in states]
 
 

@@ -16,6 +16,7 @@ from multimodal.decoding.beam_search import beam_search
 from multimodal.decoding.sampling import greedy
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.inference.cuda_graphs import fast_step
+from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
@@ -98,7 +99,7 @@ class TranslationWriter:
             results |= dict(zip(part, self._batch(part), strict=True))
         return [results[one.ids] for one in sources]
 
-    @torch.inference_mode()
+    @inference_mode()
     def _batch(self, rows: Sequence[tuple[int, ...]]) -> list[Translation]:
         options, device = self.options, self.network.decoder.device
         sources = [torch.tensor(row, device="cpu") for row in rows]

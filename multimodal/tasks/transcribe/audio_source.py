@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.system.ahead import Ahead
 from multimodal.system.files import source_name
 from multimodal.tokens.audio.arrays import Samples, as_audio
@@ -167,7 +168,7 @@ class AudioSurvey(NamedTuple):
     mel: _KeptChunks | None = None
 
 
-@torch.inference_mode()
+@inference_mode()
 def survey(
     source: AudioSource, *, bands: int | None = None, push: Callable[[Tensor], None] | None = None, windows: int = 0,
     size: int = 30 * RATE, device: torch.device | str = "cpu",
@@ -281,7 +282,7 @@ class MelReader:
         self.frames = samples // HOP
         self.name, self.spans, self.mel = source.name, _Samples(source), mel
 
-    @torch.inference_mode()
+    @inference_mode()
     def window(self, seek: int, count: int) -> Float[Tensor, "M F"]:
         """Mel frames [seek, seek + count), equal to `log_mel` of the recording followed by silence.
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multimodal.inference.modules import inference_mode
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe.options import VadOptions
 from multimodal.tokens.audio.log_mel import RATE
@@ -67,7 +68,7 @@ class SpeechDetector:
         # the context, then samples that do not fill a frame yet
         self._rest = torch.zeros(CONTEXT, dtype=torch.float32, device="cpu")
 
-    @torch.inference_mode()
+    @inference_mode()
     def push(self, samples: Float[Tensor, "T"]) -> None:
         """Add samples (16 kHz)."""
         for piece in samples.split(BLOCK * FRAME):
@@ -78,7 +79,7 @@ class SpeechDetector:
                 self._probabilities.frombytes(probabilities.cpu().numpy().tobytes())
                 self._rest = self._rest[frames * FRAME :].clone()
 
-    @torch.inference_mode()
+    @inference_mode()
     def probabilities(self) -> Float[Tensor, "T"]:
         """One for each FRAME so far, the last one zero-padded."""
         probabilities = torch.tensor(self._probabilities, dtype=torch.float32, device="cpu")

@@ -18,6 +18,7 @@ from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import open_source
 from multimodal.decoding.ctc import ctc_greedy
 from multimodal.errors import UsageError, demand
+from multimodal.inference.modules import inference_mode
 from multimodal.models.conformer import ConformerCTC
 from multimodal.tasks.evaluate.scores import normalizer, word_errors
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, hybrid_beam_search
@@ -57,7 +58,7 @@ class EncodedFrames(NamedTuple):
     lengths: Int[Tensor, "B"]
 
 
-@torch.inference_mode()
+@inference_mode()
 def encode(model: ConformerCTC, features: Sequence[Float[Tensor, "_ M"]]) -> EncodedFrames:
     device, lengths = model.ctc.weight.device, torch.tensor([len(row) for row in features])
     batch = pad_sequence(list(features), batch_first=True)

@@ -19,6 +19,7 @@ from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.errors import DataError, UsageError, demand
+from multimodal.inference.modules import inference_mode
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.evaluate.scores import bleu, chrf, normalizer, word_errors
 from multimodal.tasks.evaluate.speech.options import NoiseOptions
@@ -53,7 +54,7 @@ class LanguageGuess(NamedTuple):
     no_speech: list[float]
 
 
-@torch.inference_mode()
+@inference_mode()
 def identify(model: Whisper, tokenizer: WhisperTokenizer, frames: Float[Tensor, "B T D"]) -> LanguageGuess:
     """Language and no-speech probability from the token after <|startoftranscript|>; `frames`: encoder output."""
     start = torch.full((len(frames), 1), tokenizer.sot, device=frames.device)
@@ -63,7 +64,7 @@ def identify(model: Whisper, tokenizer: WhisperTokenizer, frames: Float[Tensor, 
     return LanguageGuess([tokenizer.languages[i] for i in best], silence)
 
 
-@torch.inference_mode()
+@inference_mode()
 def decode(
     model: Whisper, tokenizer: WhisperTokenizer, frames: Float[Tensor, "B T D"], languages: Sequence[str],
     task: str = "transcribe", beam_size: int = 1,
@@ -101,7 +102,7 @@ def encode(model: Whisper, waves: Sequence[Float[Tensor, "_"]]) -> Float[Tensor,
     return model.encoder(torch.stack(mels).to(model.encoder.positions.device))
 
 
-@torch.inference_mode()
+@inference_mode()
 def evaluate_noise(checkpoint: Checkpoint, windows: int = NoiseOptions.windows.default) -> dict[str, Any]:
     """Share of `windows` generated windows of each kind of noise that the model takes for no speech."""
     model, shares = whisper_of(checkpoint), {}
@@ -114,7 +115,7 @@ def evaluate_noise(checkpoint: Checkpoint, windows: int = NoiseOptions.windows.d
     return {"no_speech": round(sum(shares.values()) / len(shares), 4)} | shares
 
 
-@torch.inference_mode()
+@inference_mode()
 def evaluate_windows(
     checkpoint: Checkpoint, manifest: str, options: WindowOptions | None = None, limit: int | None = None,
     trust: Trust = OWN_FOLDER,

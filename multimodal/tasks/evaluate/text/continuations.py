@@ -15,6 +15,7 @@ from multimodal.data.cleaning.compression import is_json
 from multimodal.data.datasets.annotated.rows import AnnotatedRow, json_rows, not_empty
 from multimodal.data.datasets.text import IGNORED, TokenBatch, ends_of, texts_in
 from multimodal.errors import DataError, TextError
+from multimodal.inference.modules import inference_mode
 from multimodal.system.files import shown
 from multimodal.tasks.evaluate.perplexity import causal_model, mask_of, places_of
 from multimodal.tasks.text.choices import continuation_ids
@@ -51,7 +52,7 @@ class Scorer:
         self.prefix = checkpoint.card.get("objective") == "prefix"
         self.first = ends_of(self.tokenizer)[0]
 
-    @torch.inference_mode()
+    @inference_mode()
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[ScoredContinuation]:
         """Score the second text of each pair after the first. Raises TextError for one that is empty, or is longer than
         the context."""

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multimodal.inference.modules import inference_mode
 from multimodal.models.conformer import ConformerCTC
 from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, decode_frames, decode_windows
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
@@ -50,7 +51,7 @@ class ChunkedRecognizer:
         self._push(wave, last=True)
         return decode_frames([self.frames[0]], self.checkpoint, self.options)[0].snap_to_audio(wave)
 
-    @torch.inference_mode()
+    @inference_mode()
     def _push(self, wave: Tensor, last: bool) -> None:
         fresh = wave[self.features * HOP :]
         features = torch.zeros(0, self.bands, dtype=torch.float32, device="cpu")

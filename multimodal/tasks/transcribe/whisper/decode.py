@@ -14,6 +14,7 @@ from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search, best_row
 from multimodal.errors import CheckpointError
 from multimodal.inference import cuda_graphs
+from multimodal.inference.modules import inference_mode
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.options import WhisperOptions
@@ -87,7 +88,7 @@ def server(checkpoint: Checkpoint, options: WhisperOptions) -> Callable[[list[An
     """Return a function that answers requests in order, batching those of one kind where it helps."""
     kinds = {Encode: encode, Decode: decode, Align: align, Identify: identify}
 
-    @torch.inference_mode()
+    @inference_mode()
     def serve(requests: list[Any]) -> list[Any]:
         groups: dict[tuple, list[int]] = {}
         for i, request in enumerate(requests):

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.whisper import Whisper
 from multimodal.tokens.text.languages import language_code
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -14,7 +15,7 @@ from multimodal.tokens.text.tiktokens import WhisperTokenizer
 Probabilities = dict[str, float]
 
 
-@torch.inference_mode()
+@inference_mode()
 def language_probabilities(
     model: Whisper, tokenizer: WhisperTokenizer, features: Float[Tensor, "B T D"]
 ) -> list[Probabilities]:

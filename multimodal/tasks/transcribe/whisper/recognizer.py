@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multimodal.inference.modules import inference_mode
 from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, survey
 from multimodal.tasks.transcribe.conformer.decode import WindowTranscript
 from multimodal.tasks.transcribe.options import WhisperOptions
@@ -42,7 +42,7 @@ class WhisperRecognizer:
     def final(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         return self._decoded(wave, self.options)
 
-    @torch.inference_mode()
+    @inference_mode()
     def _decoded(self, wave: Tensor, options: WhisperOptions) -> WindowTranscript:
         model, tokenizer = model_and_tokenizer(self.checkpoint)
         encoder, source = model.config.encoder, AudioSource(wave, quiet=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from multimodal.blocks.attention import Attention
 from multimodal.blocks.capture import attention_weights
 from multimodal.errors import CheckpointError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.word_times import Words, WordTiming, split_on_spaces, split_on_unicode, spread
 from multimodal.tokens.audio.log_mel import HOP, RATE
@@ -74,7 +75,7 @@ def alignment_heads(checkpoint: Checkpoint) -> list[Head]:
     return [(layer, head) for layer, head in pairs]
 
 
-@torch.inference_mode()
+@inference_mode()
 def find_alignment(
     model: Whisper, tokenizer: WhisperTokenizer, features: Float[Tensor, "T D"], text_tokens: Sequence[int],
     frames: int, language: str | None, task: str = "transcribe", *, heads: Sequence[Head],
