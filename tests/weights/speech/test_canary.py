@@ -115,7 +115,6 @@ def folder(path, **config):
     return path
 
 
-@pytest.mark.filterwarnings("ignore:.*the text was cut")
 @pytest.mark.parametrize("stated", [{"hop_length": 80}, {"preemphasis": 0.0}, {"win_length": 320}])
 @pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
 def test_other_features_are_refused_in_both_files(file, stated, tmp_path):
@@ -130,6 +129,7 @@ def test_other_features_are_refused_in_both_files(file, stated, tmp_path):
         load(tmp_path / "hub")
 
 
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
 def test_the_command_tells_languages_and_task(tmp_path, capsys):
     made = folder(tmp_path / "hub", eos_token_id=10)
     (tmp_path / "a.wav").write_bytes(wav(1.0))
