@@ -1,12 +1,12 @@
 """Choice of PyTorch's attention kernels."""
 
-import warnings
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
 ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -59,10 +59,11 @@ def all_kernels_enabled() -> bool:
 def has_cudnn_attention(device: torch.device) -> bool:
     """Try cuDNN once, forward and backward, at the length of a ViT at 224 pixels."""
     try:
-        with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
-            warnings.simplefilter("ignore")  # one for each kernel that does not apply
+        with torch.inference_mode(False), torch.enable_grad():
             query = torch.ones(1, 2, 197, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                if not can_use_cudnn_attention(SDPAParams(query, query, query, None, 0.0, False, False)):
+                    return False  # trying would warn of each kernel that does not apply
                 F.scaled_dot_product_attention(query, query, query).sum().backward()
             return bool(query.grad.isfinite().all())
     except RuntimeError:

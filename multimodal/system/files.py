@@ -292,9 +292,16 @@ def sha256(path: Path) -> str:
 
 def give_mode(path: str) -> None:
     """Set the permissions that the umask gives; temporary files are private."""
-    umask = os.umask(0)
+    os.chmod(path, 0o666 & ~_umask())
+
+
+def _umask() -> int:
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_bytes()
+        return int(status.partition(b"\nUmask:")[2].split()[0], 8)
+    umask = os.umask(0o077)  # elsewhere than on Linux, it is read by setting it, for the files of other threads too
     os.umask(umask)
-    os.chmod(path, 0o666 & ~umask)
+    return umask
 
 
 def cache_folder() -> Path:

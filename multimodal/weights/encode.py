@@ -15,19 +15,21 @@ TOKENS = 640  # per batch on a CPU: activations stay in its cache
 
 @torch.inference_mode()
 def text_features(
-    model: CLIP, tokenizer: Tokenizer, texts: Iterable[str], batch_size: int = 256
+    model: CLIP, tokenizer: Tokenizer, texts: Iterable[str], batch_size: int = 256, cut: list[int] | None = None
 ) -> Float[Tensor, "N D"]:
     """Unit vectors of texts, in order, on the model's device. Repeated texts are encoded once.
 
     Texts are batched by length and padded to the longest only, if padding does not change the vectors. Raises
-    TextError; warns once with TextCut of truncated texts."""
+    TextError; warns once with TextCut of truncated texts, or adds to `cut` how many tokens each distinct text lost."""
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
     context = model.config.text.context
     longest = tokenizer.length_in(context)
     free = padding_is_free(model.config)
-    ids, mask, _ = tokenizer.batch(list(rows), longest, pad_to_length=not free)
+    ids, mask, lost = tokenizer.batch(list(rows), longest, pad_to_length=not free, warn=cut is None)
+    if cut is not None:
+        cut += lost
     lengths = mask.sum(1) if free else torch.full((len(ids),), ids.shape[1], device=ids.device)
     order, device, vectors, done = lengths.argsort(descending=True), model.logit_scale.device, None, 0
     while done < len(order):

@@ -143,13 +143,18 @@ def test_what_is_left_of_an_output_whose_making_stops(tmp_path, stopped, left, r
     )
 
 
-def test_permissions_are_as_the_umask_says(tmp_path):
-    before = os.umask(0o027)
+def test_permissions_are_as_the_umask_says(tmp_path, monkeypatch):
+    masks, umask, before = [], os.umask, os.umask(0o027)
+    monkeypatch.setattr(os, "umask", lambda mask: masks.append(mask) or umask(mask))
     try:
-        write_output(tmp_path / "o", b"")
+        write_output(tmp_path / "linux", b"")
+        assert not masks  # else other threads' files would have it
+        monkeypatch.setattr(Path, "read_bytes", lambda path: b"Name:\tpython\n")
+        write_output(tmp_path / "else", b"")
     finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "o").stat().st_mode) == 0o640
+        umask(before)
+    assert masks == [0o077, 0o027]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("linux", "else")] == [0o640, 0o640]
 
 
 TEXT_COMMANDS = {

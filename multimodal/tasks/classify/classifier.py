@@ -1,6 +1,5 @@
 """Zero-shot image classification (Radford et al. 2021, section 3.1)."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from multimodal.tasks.encode.prompts import (
     prompts_of,
     warn_cut,
 )
-from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
@@ -76,19 +74,14 @@ class ZeroShotClassifier(ImageClassifier):
         self.checkpoint.required_tokenizer()
         prompts = prompts_of(self.labels, self.templates)
         check_texts(self.labels, prompts, self.tokenizer)
-        vectors, cut = [], False
+        vectors: list[Tensor] = []
+        cut: list[int] = []
         for part in _parts(prompts):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                found = text_features(self.model, self.tokenizer, [text for texts in part for text in texts])
+            found = text_features(self.model, self.tokenizer, [text for texts in part for text in texts], cut=cut)
             lengths = torch.tensor([len(texts) for texts in part], device=found.device)
             vectors.append(torch.segment_reduce(found.float(), "mean", lengths=lengths))
             del found
-            for warning in caught:
-                cut |= issubclass(warning.category, TextCut)
-                if not issubclass(warning.category, TextCut):
-                    warnings.warn(warning.message, stacklevel=3)
-        if cut:
+        if any(cut):
             longest = self.model.config.text.context
             warn_cut(self.labels, prompts, self.tokenizer, self.tokenizer.length_in(longest))
         weights = torch.cat(vectors) if len(vectors) > 1 else vectors[0]

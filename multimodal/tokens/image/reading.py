@@ -9,9 +9,9 @@ import functools
 import glob
 import logging
 import os
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,30 +212,39 @@ def _mute_libtiff() -> None:
         ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler(None)
 
 
-_quiet_lock = threading.Lock()
-_quiet_depth = 0
-_quiet_saved = None
+_reading: ContextVar[bool] = ContextVar("_reading", default=False)  # in this thread
+_bomb_check = Image._decompression_bomb_check
+
+
+def _bomb_check_of_others(size: tuple[int, int], **options: bool) -> None:
+    if not _reading.get():  # reads have ImageLimits
+        _bomb_check(size, **options)
+
+
+Image._decompression_bomb_check = _bomb_check_of_others
+
+
+class _PillowWhileReading:
+    """Pattern of a warnings filter for the module that warns."""
+
+    def match(self, module: str) -> bool:
+        return _reading.get() and module.startswith("PIL.")
 
 
 @contextlib.contextmanager
 def _quiet_pillow():
-    """Silence Pillow's warnings and lift its global pixel limit (see ImageLimits) while any thread reads. Counts the
-    readers, since overlapping `catch_warnings` would leave the filter behind."""
-    global _quiet_depth, _quiet_saved
+    """Silence Pillow's warnings and lift its pixel limit, in this thread only: `catch_warnings` and
+    `MAX_IMAGE_PIXELS` would change both for every thread."""
     _mute_libtiff()
-    with _quiet_lock:
-        if _quiet_depth == 0:
-            caught = warnings.catch_warnings()
-            caught.__enter__()
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-            _quiet_saved = (caught, Image.MAX_IMAGE_PIXELS)
-            Image.MAX_IMAGE_PIXELS = None
-        _quiet_depth += 1
+    filters = warnings.filters
+    ours = [one for one in filters if isinstance(one[3], _PillowWhileReading)]
+    if not ours or filters[0] is not ours[0]:  # the first that matches counts
+        filters.insert(0, ("ignore", None, Warning, _PillowWhileReading(), 0))
+        for one in ours:
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                filters.remove(one)
+    token = _reading.set(True)
     try:
         yield
     finally:
-        with _quiet_lock:
-            _quiet_depth -= 1
-            if _quiet_depth == 0:
-                caught, Image.MAX_IMAGE_PIXELS = _quiet_saved
-                caught.__exit__(None, None, None)
+        _reading.reset(token)

@@ -159,12 +159,14 @@ class Tokenizer(ABC):
         before, after = start + a + end * ends, b + end
         return before + after, [0] * len(before) + [self.pair_segment] * len(after)
 
-    def batch(self, texts: Iterable[str], length: int | None = None, pad_to_length: bool | None = None) -> TextBatch:
+    def batch(
+        self, texts: Iterable[str], length: int | None = None, pad_to_length: bool | None = None, warn: bool = True
+    ) -> TextBatch:
         """Ids [B T] of texts between bos and eos (if the vocabulary has them), with mask and counts of cut tokens.
 
         `length`: maximum tokens of a row, with bos and eos (default: `context`). Rows are padded to the longest text,
-        or to `length` with `pad_to_length`. Truncated rows keep their eos; one TextCut warning per batch. Raises
-        TextError."""
+        or to `length` with `pad_to_length`. Truncated rows keep their eos; one TextCut warning per batch, with
+        `warn`. Raises TextError."""
         if not (texts := texts_of(texts, "texts")):
             raise TextError("texts: expected at least one")
         length = self.context if length is None else length
@@ -178,7 +180,8 @@ class Tokenizer(ABC):
         full = [self.encode(text) for text in texts]
         rows = [start + ids[:room] + end for ids in full]
         cut = [len(ids) - room if room is not None and len(ids) > room else 0 for ids in full]
-        warn_of_cut(texts, cut, length)
+        if warn:
+            warn_of_cut(texts, cut, length)
         return TextBatch(*_padded(rows, length if pad_to_length else None, self.pad_id), cut)
 
 

@@ -1,6 +1,5 @@
 """Contrastive training of a small CLIP: its configuration, and batches of images and captions."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -120,8 +119,7 @@ class CollateContrastive:
         draws = [torch.stack([item.draws for item in group]) for group in alike]
         soft = [softened(own, self.coarse) for own in draws]
         wrong = [item.wrong for item in items if item.wrong is not None]
-        with warnings.catch_warnings(action="ignore"):  # long captions are cut
-            texts = self.tokenizer.batch([*(item.caption for item in items), *wrong], self.context)
+        texts = self.tokenizer.batch([*(item.caption for item in items), *wrong], self.context, warn=False)
         concepts = torch.tensor([item.concept for item in items])
         terms = torch.tensor([*(item.term for item in items), *[-1] * len(wrong)])
         order = torch.stack([item.order for item in items])

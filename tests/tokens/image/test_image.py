@@ -236,11 +236,13 @@ def test_limits_can_be_moved():
 
 def test_pillow_globals_and_filters_survive_threads(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # 64x64 would be a bomb error for Pillow itself
-    data, filters, errors = encode(scene(64, 64), "PNG"), list(warnings.filters), []
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x05\0"  # 5 entries that are missing
+    data, plain, errors, added = encode(scene(64, 64), "JPEG", exif=exif), encode(scene(64, 64), "PNG"), [], []
+    warnings.simplefilter("error")
 
     def read():
         try:
-            for _ in range(20):
+            for _ in range(100):
                 read_image(data)
         except Exception as error:
             errors.append(error)
@@ -248,11 +250,23 @@ def test_pillow_globals_and_filters_survive_threads(monkeypatch):
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):
+        warnings.filterwarnings("ignore", message=f"{len(added)}", append=True)
+        added.append(warnings.filters[-1])
+        assert Image.MAX_IMAGE_PIXELS == 100
+        with pytest.raises(Image.DecompressionBombError):
+            Image.open(io.BytesIO(plain))
+        with pytest.raises(UserWarning, match="Corrupt EXIF"):
+            Image.Exif().load(exif)
+        time.sleep(0.001)
     assert not errors
-    assert Image.MAX_IMAGE_PIXELS == 100
-    assert list(warnings.filters) == filters
+    assert added
+    assert all(one in warnings.filters for one in added)
+    kept = len(warnings.filters)
+    for _ in range(3):  # ours goes in front again, once
+        warnings.simplefilter("error")
+        read_image(data)
+    assert len(warnings.filters) == kept
 
 
 def test_record_round_trip_is_json():
