@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import UsageError
+from multimodal.inference.modules import inference_mode
 from multimodal.models.clip import CLIP
 from multimodal.tasks.classify.calibration import Calibration
 from multimodal.tasks.classify.options import ClassifyOptions
@@ -68,7 +69,7 @@ class ZeroShotClassifier(ImageClassifier):
             )
         return made
 
-    @torch.inference_mode()
+    @inference_mode()
     def _label_vectors(self) -> Float[Tensor, "C D"]:
         """Normalise, mean over templates, normalise, as CLIP_benchmark does."""
         self.checkpoint.required_tokenizer()
@@ -87,14 +88,14 @@ class ZeroShotClassifier(ImageClassifier):
         weights = torch.cat(vectors) if len(vectors) > 1 else vectors[0]
         return F.normalize(weights, dim=-1, out=weights)
 
-    @torch.inference_mode()
+    @inference_mode()
     def logits(self, images: Pixels) -> Float[Tensor, "B C"]:
         """Scaled cosines with the bias of a sigmoid model, in the order of the labels."""
         if isinstance(images, Tensor):
             return self.model.logits(self.model.encode_image(images.to(self.device, non_blocking=True)), self.weights)
         return self.model.logits(encode_native(self.model, images).features, self.weights)
 
-    @torch.inference_mode()
+    @inference_mode()
     def vector_logits(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
         """Logits of image vectors, in float32 on the CPU."""
         parts = vectors.split(ROWS)
