@@ -1,8 +1,8 @@
 """Tokens as OpenAI writes them: each with its own bytes, also those that hold a part of a character."""
 
-import functools
 import json
 import re
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +30,14 @@ def token_score(spelled: bytes, logprob: float) -> dict[str, Any]:
     return {"token": spelled.decode(errors="backslashreplace"), "logprob": logprob, "bytes": list(spelled)}
 
 
-@functools.lru_cache(maxsize=16)
 def _parts(tokenizer: Tokenizer) -> Mapping[int, bytes]:
-    """Bytes of the tokens that are not whole characters."""
+    """Bytes of the tokens that are not whole characters, kept as long as the tokenizer."""
+    if tokenizer not in _KEPT:
+        _KEPT[tokenizer] = _found(tokenizer)
+    return _KEPT[tokenizer]
+
+
+def _found(tokenizer: Tokenizer) -> Mapping[int, bytes]:
     spelled = {i: made for name, i, letters in _names(tokenizer) if (made := _bytes(name, letters)) is not None}
     return {i: made for i, made in spelled.items() if HALF in made.decode(errors="replace")}
 
@@ -57,4 +62,5 @@ def _bytes(name: str, letters: bool) -> bytes | None:
     return bytes.fromhex(name[3:5]) if re.fullmatch("<0x[0-9A-F]{2}>", name) else None
 
 
+_KEPT: weakref.WeakKeyDictionary[Tokenizer, Mapping[int, bytes]] = weakref.WeakKeyDictionary()
 _LETTERS = {letter: byte for byte, letter in byte_letters().items()}
