@@ -1,5 +1,6 @@
 """Base classes of prepared models' modules, and the mode that tasks run them in."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -8,25 +9,24 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._contextlib import _DecoratorContextManager
 
 from multimodal.errors import UsageError
 
 
-class inference_mode(torch.inference_mode):  # noqa: N801 - as torch's
-    """`torch.inference_mode`, without a caller's autocast: prepared weights have the types of `compute_type`, and
+class inference_mode(_DecoratorContextManager):  # noqa: N801 - as torch's
+    """`torch.inference_mode` without a caller's autocast: prepared weights have the types of `compute_type`, and
     results must not depend on where a task is called."""
 
     def __enter__(self) -> None:
-        super().__enter__()
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        self._off = [torch.autocast(kind, enabled=False) for kind in kinds]
-        for one in self._off:
-            one.__enter__()
+        self._modes = contextlib.ExitStack()
+        self._modes.enter_context(torch.inference_mode())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                self._modes.enter_context(torch.autocast(kind, enabled=False))
 
     def __exit__(self, *error: Any) -> None:
-        for one in reversed(self._off):
-            one.__exit__(*error)
-        super().__exit__(*error)
+        self._modes.close()
 
 
 class Frozen(nn.Module):

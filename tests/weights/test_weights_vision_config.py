@@ -299,6 +299,7 @@ DESCRIBED = {"n1": "cat", "n2": "dog", "n3": "cat"}
         ({}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
         ({"label_names": NAMES}, NAMES),
         ({"label_names": {2: "n3", 0: "n1", 1: "n2"}}, NAMES),
+        ({"label_names": {"0": "n1", "2": "n3"}}, ["n1", "LABEL_1", "n3"]),
         ({"label_names": NAMES, "label_descriptions": DESCRIBED}, ["cat (n1)", "dog", "cat (n3)"]),
         ({"label_names": ["a", "b", "a"]}, ["a (0)", "b", "a (2)"]),
     ],

@@ -188,6 +188,7 @@ def extended_model(
     for role in ("bos", "eos"):
         if roles.get(role) in ids:
             setattr(model.trainer_spec, f"{role}_piece", roles[role])
+    special |= {piece.piece for piece in model.pieces if piece.type in (kind.UNKNOWN, kind.CONTROL)}
     return model.SerializeToString(), [token["content"] for token in tokens if token["content"] not in special]
 
 

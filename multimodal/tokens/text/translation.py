@@ -3,6 +3,7 @@ Marian)."""
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     if folder is None or not (folder / VOCAB).is_file():
         made = hub_tokenizer(folder, config)
         if made is None and folder and (path := folder / PIECES).is_file():
-            raise CheckpointError(f"{path}: expected {VOCAB} (M2M100) or tokenizer.json (NLLB) beside it")
+            warnings.warn(f"{path}: not read without {VOCAB} (M2M100) or tokenizer.json (NLLB) beside it", stacklevel=2)
         return made
     record = optional_json(folder / RECORD)
     if (name := record.get("tokenizer_class") or "M2M100Tokenizer") != "M2M100Tokenizer":  # SMALL100's: a target first

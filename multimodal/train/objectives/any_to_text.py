@@ -228,7 +228,10 @@ class Answering(Summed):
         return {"loss": sum((self._loss(batch, rows, joined) for rows in groups), self._connected())}
 
     def _connected(self) -> Float[Tensor, ""] | int:
-        """0 from all parameters between encoders and decoder, whose gradient is then 0 in a batch without media."""
+        """With several processes 0 from all parameters between encoders and decoder: their gradient is then 0 in a
+        batch without media, which others may have."""
+        if not torch.distributed.is_initialized():
+            return 0
         parts = (self.model.image_connector, self.model.audio_connector)
         own = [p for part in parts if part is not None for p in part.parameters()]
         return sum(p.flatten()[:0].sum() for p in [*own, self.model.newline] if p is not None)

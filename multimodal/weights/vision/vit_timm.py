@@ -164,9 +164,11 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     told, described = (config.get(key) or stated.get(key) or {} for key in ("label_names", "label_descriptions"))
     told = told or config.get("labels")  # older files
     classes = config.get("num_classes", stated.get("num_classes"))
-    names = [told.get(str(number)) for number in range(len(told))] if isinstance(told, dict) else told
-    if not names:
-        names = [f"LABEL_{number}" for number in range(classes or 0)]
+    names: Any = [f"LABEL_{number}" for number in range(classes or 0)]
+    if isinstance(told, dict) and told.keys() <= {*map(str, range(classes or len(told)))}:  # timm lists some alone
+        names = [told.get(str(number), f"LABEL_{number}") for number in range(classes or len(told))]
+    elif told:
+        names = told
     texts = isinstance(names, list) and all(isinstance(name, str | int) and name != "" for name in names)
     if not texts or (classes and len(names) != classes):
         expected = f"{classes or 'the'} names, or a name for each number from 0 on"

@@ -202,8 +202,8 @@ def test_tokens_added_to_a_sentencepiece_model_equal_transformers(legacy, tmp_pa
     added = {"<unk>": 0, "<s>": 1, "</s>": 2, "<|im_start|>": 400, "<|im_end|>": 401, "<think>": 402}
     record = {
         "tokenizer_class": "LlamaTokenizer", "legacy": legacy, "bos_token": "<s>", "eos_token": "<|im_end|>",
-        "unk_token": "<unk>", "added_tokens_decoder": {
-            i: flags | {"content": name, "special": name != "<think>"} for name, i in added.items()}}  # fmt: skip
+        "added_tokens_decoder": {i: flags | {"content": name, "special": name not in ("<think>", "<unk>")}
+                                 for name, i in added.items()}}  # fmt: skip
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     theirs = AutoTokenizer.from_pretrained(tmp_path)

@@ -130,6 +130,17 @@ def test_a_class_that_pads_on_the_left_must_state_the_side(kind, tmp_path):
     assert HFTokenizer(str(tmp_path), context_length=12)("cats")[0, 0] == 0  # its pad
     with pytest.raises(CheckpointError, match="without padding_side pads on the left"):
         open_clip_tokenizer(tmp_path, {"text_cfg": text})
+    pipeline = json.loads((tmp_path / "tokenizer.json").read_text())
+    for side in ("Left", "Right"):  # counts where the record says nothing
+        padding = {"strategy": "BatchLongest", "direction": side, "pad_to_multiple_of": None, "pad_id": 0}
+        padding |= {"pad_type_id": 0, "pad_token": "<pad>"}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(pipeline | {"padding": padding}))
+        assert (HFTokenizer(str(tmp_path), context_length=12)("cats")[0, 0] == 0) == (side == "Left")
+        if side == "Left":
+            with pytest.raises(CheckpointError, match="padding_side 'left' is not supported"):
+                open_clip_tokenizer(tmp_path, {"text_cfg": text})
+        else:
+            assert open_clip_tokenizer(tmp_path, {"text_cfg": text}) is not None
 
 
 def test_options_without_an_equal_are_refused_by_name(tmp_path):

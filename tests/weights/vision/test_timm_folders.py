@@ -81,6 +81,7 @@ REFUSED = [
     ({"label_names": "abcde"}, "label_names: expected 5 names, or a name for each number from 0 on (got 'abcde')"),
     ({"label_names": ["", *"bcde"]}, "label_names: expected 5 names"),
     ({"label_names": {"0": "a", "1": "b", "2": "c", "3": "d", "7": "e"}}, "label_names: expected 5 names"),
+    ({"label_names": {"0": "", "1": "b"}}, "label_names: expected 5 names"),
     ({"label_names": {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}}, "label_names: expected 5 names"),
     ({"label_names": [*"abcde"], "label_descriptions": ["q"]}, "label_descriptions: expected an object"),
     ({"mean": [0.5, 0.5]}, "mean: expected three numbers (got [0.5, 0.5])"),

@@ -112,13 +112,14 @@ def open_clip_text(folder: Path, size: int, context: int, canonical: bool, strip
 
 def _check_sides(folder: Path) -> None:
     """Raise CheckpointError for texts that transformers pads or cuts on the left."""
-    record = optional_json(folder / RECORD)
-    kind = class_name(record, {})
-    if kind in LEFT and record.get("padding_side") is None:
+    record, pipeline = optional_json(folder / RECORD), optional_json(folder / FILE)
+    kind, own = class_name(record, {}), (pipeline.get("padding") or {}).get("direction")
+    padding = record.get("padding_side") or (own.lower() if isinstance(own, str) else None)
+    if kind in LEFT and padding is None:
         raise CheckpointError(f"{folder / RECORD}: {kind} without padding_side pads on the left (expected right)")
-    for side in ("padding_side", "truncation_side"):
-        if record.get(side) not in ("right", None):
-            raise CheckpointError(f"{folder / RECORD}: {side} {shown(record[side])} is not supported")
+    for name, side in (("padding_side", padding), ("truncation_side", record.get("truncation_side"))):
+        if side not in ("right", None):
+            raise CheckpointError(f"{folder / RECORD}: {name} {shown(side)} is not supported")
 
 
 def _cleaned(pipeline: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, Any]:
