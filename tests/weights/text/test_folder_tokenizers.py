@@ -256,9 +256,7 @@ def test_blenderbots_two_files_are_read_and_nllbs_need_tokenizer_json(tmp_path):
     for text in TEXTS:  # transformers 5 leaves out the eos
         assert tokenizer.batch([text]).ids[0].tolist() == [*theirs(text).input_ids, tokenizer.eos_id]
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
-    with pytest.warns(
-        UserWarning, match=r"bpe\.model: not read without vocab\.json .* or tokenizer\.json"
-    ):
+    with pytest.warns(UserWarning, match=r"bpe\.model: not read without vocab\.json .* or tokenizer\.json"):
         assert m2m100_tokenizer(tmp_path, {"vocab_size": 9}) is None
 
 
