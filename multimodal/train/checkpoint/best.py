@@ -4,7 +4,6 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ class KeepBest:
         figures, card = self.measure(known.model.to(self.device).eval()), known.card["validation"]
         self.most, self.earlier = self.score(figures), False
         if card != self._validation(card["step"], figures):
-            told = ", ".join(f"{name} {value:.5g} (was {card.get(name, nan):.5g})" for name, value in figures.items())
+            told = ", ".join(f"{name} {value} (was {card.get(name)})" for name, value in figures.items())
             log.info("%s: measured again: %s", self.folder, told)
             self._keep(known.model, card["step"], figures)
 
