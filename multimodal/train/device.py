@@ -1,60 +1,24 @@
-"""Device placement, determinism, FLOP counts, and blocks that are compiled or recomputed."""
+"""Device placement, determinism, and blocks that are compiled or recomputed."""
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from multimodal.blocks.conformer import ConformerBlock
 from multimodal.blocks.subsample import Subsample
-from multimodal.data.batching import map_tensors, tensors_in
+from multimodal.data.batching import map_tensors
 from multimodal.data.loader import finished
 from multimodal.errors import UsageError
 from multimodal.train.losses import compile_loss
 
-Result = TypeVar("Result")
-
-# dense bfloat16 matrix FLOP/s without sparsity, from the vendors' data sheets
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165e12}
-
 # The compiler would lay out everything around a convolution with its channels last, with strides of the first length
 # (torch 2.11, on a CPU): the next length ends with an AssertionError.
 STEADY = {"layout_optimization": False}
-
-
-class StepFlops(NamedTuple):
-    """FLOPs per element of a batch (`elements`). `model`: three forwards, as for MFU; `hardware`: as executed,
-    recomputed forwards included, as for HFU."""
-
-    model: float
-    hardware: float
-
-
-def peak_flops() -> float | None:
-    """Return the peak FLOP/s of the current GPU; None on a CPU or an unlisted GPU."""
-    if not torch.cuda.is_available():
-        return None
-    name = torch.cuda.get_device_name()
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
-
-
-def count_flops(function: Callable[[], Result]) -> tuple[Result, int]:
-    """Return the result of `function()` and the FLOPs of its matrix products, convolutions and attention, forward and
-    backward. Compiled blocks run eagerly meanwhile."""
-    from torch.utils.flop_counter import FlopCounterMode  # slow to import
-
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-        result = function()
-    return result, counter.get_total_flops()
-
-
-def elements(batch: Any) -> int:
-    """Return the size of a batch's largest tensor: in proportion to its tokens, frames or pixels."""
-    return max((tensor.numel() for tensor in tensors_in(batch)), default=0)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,9 @@ from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
 from multimodal.train.checkpoint.sharded import SHARDS, load_shards, save_shards
 from multimodal.train.checkpoint.state import StateRecord, TrainingState, random_state, seed, set_random_state
 from multimodal.train.device import (
-    StepFlops,
     compile_blocks,
-    count_flops,
     deterministic,
-    elements,
     moved,
-    peak_flops,
     recompute_blocks,
     running_statistics,
     sizes,
@@ -34,13 +30,14 @@ from multimodal.train.device import (
 )
 from multimodal.train.distributed.gradients import DataParallel, gradients, norm
 from multimodal.train.distributed.processes import Processes
+from multimodal.train.flops import FlopCounter, elements
 from multimodal.train.lora import adapters
-from multimodal.train.losses import forward_only
 from multimodal.train.objective import Objective
 from multimodal.train.optim import guard_step, set_learning_rate, share_of_peak
 from multimodal.train.progress import TrainingLog, is_logged
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped, StopSignal
+from multimodal.train.step_graphs import StepGraphs
 from multimodal.train.step_metrics import MetricsQueue
 from multimodal.weights.folder import Checkpoint
 
@@ -70,6 +67,7 @@ class Loop:
         self.settings, self.loader, self.evaluate = s, loader, evaluate
         self.processes = Processes(s.device)
         self.world, self.rank, self.device = self.processes.world, self.processes.rank, self.processes.device
+        demand("graphs", s.graphs, self.world == 1 or not s.graphs, "off with several processes")
         loader.world, loader.rank = self.world, self.rank
         self.objective = objective.to(self.device)
         self.floating = torch.bfloat16 if s.precision == "bfloat16" else None
@@ -87,12 +85,12 @@ class Loop:
         self.state = TrainingState(objective.model, s.optim, scaler)
         self.states, self.meaning = s.run / "states", adapters(objective.model) | (meaning_of(start) if start else {})
         self.done = self.first = 0  # completed steps, now and at the start of this process
-        self.forward_flops: int | None = None  # of the first micro-batch
-        self.flops: StepFlops | None = None
+        self.flops = FlopCounter()
         self.saved = self.evaluated = -1  # last step saved, last step evaluated
         self.unsaved: TrainingError | None = None  # cause of the last failed save
         self.not_finite = self.in_row = 0  # skipped steps: in total, since the last good one
         self.pending, self.metrics = MetricsQueue(self.device), {"loss": math.nan, "norm": math.nan}
+        self.graphs = StepGraphs(self.state, self.device) if s.graphs else None
         self.log: TrainingLog | None = None
         self.notes: dict[int, dict[str, Any]] = {}  # what to log of pending steps beside their metrics
 
@@ -100,11 +98,7 @@ class Loop:
     def forward(self, batch: Any) -> Any:
         kind = {"autocast": torch.bfloat16, "float16": torch.float16}.get(self.settings.precision)
         with torch.autocast(self.kind, kind) if kind else nullcontext():
-            if self.forward_flops is None and peak_flops():
-                self.objective.eval()  # draws no random numbers and changes no statistics
-                with forward_only(), torch.enable_grad():
-                    _, self.forward_flops = count_flops(lambda: self.objective(batch))
-                self.objective.train()
+            self.flops.count_forward(self.objective, batch)
             return self.parallel.module(batch)
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
@@ -140,17 +134,22 @@ class Loop:
 
     def _compute(self, batches: list[Any]) -> tuple[dict[str, Tensor | float], bool]:
         """Return the metrics of a step, and False for a step that does not count as tried."""
-        s = self.settings
         # a function of the step, so that a resumed run repeats its dropout; each process has its own
-        seed(s.seed * 1_000_003 + self.done + (self.rank << 40))
-        self.objective.train()
-        self.state.zero_grad()
+        seed(self.settings.seed * 1_000_003 + self.done + (self.rank << 40))
         if not batches:
             return {"loss": math.nan, "norm": math.nan}, False
-        before = [buffer.clone() for buffer in self.statistics]
-        batches = [moved(batch, self.device, self.floating) for batch in batches]
+        batches = [self.objective.at_step(moved(batch, self.device, self.floating), self.done) for batch in batches]
         self.notes.get(self.done + 1, {})["elements"] = sum(map(elements, batches)) * self.world
-        metrics = self._backward(batches)
+        if self.graphs:
+            return self.graphs(batches, self._work, self.rate)
+        return self._work(batches, self.rate)
+
+    def _work(self, batches: list[Any], rate: float | Tensor) -> tuple[dict[str, Tensor | float], bool]:
+        """Run forward, backward and the optimizers on batches of the device."""
+        self.objective.train()
+        self.state.zero_grad()
+        before = [buffer.clone() for buffer in self.statistics]
+        metrics = self.flops.count_step(lambda: self.objective.backward(self, batches), batches)
         self.parallel.finish()
         for optimizer in self.state.optimizers:
             self.state.scaler.unscale_(optimizer)
@@ -160,24 +159,17 @@ class Loop:
         for buffer, old in zip(self.statistics, before, strict=True):
             buffer.copy_(torch.where(good, buffer, old))
         if self.guarded:
-            self._update(groups, size, good)
+            self._update(groups, size, good, rate)
         elif good:
-            self._update(groups, size, True)
+            self._update(groups, size, True, rate)
         else:  # too large a loss scale is not a failed step; at a scale of 1 it is
             counted = not (loss.isfinite() and self.state.scaler.get_scale() > 1)
         self.state.scaler.update()
         return metrics | {"norm": size}, counted
 
-    def _backward(self, batches: list[Any]) -> dict[str, Tensor | float]:
-        """Run the objective; on a GPU of known peak the first step counts its FLOPs."""
-        if self.flops is not None or not peak_flops():
-            return self.objective.backward(self, batches)
-        metrics, executed = count_flops(lambda: self.objective.backward(self, batches))
-        executed -= self.forward_flops  # by the counting itself
-        self.flops = StepFlops(3 * self.forward_flops / elements(batches[0]), executed / sum(map(elements, batches)))
-        return metrics
-
-    def _update(self, groups: list[list[Tensor]], size: Tensor, good: Tensor | bool) -> None:
+    def _update(
+        self, groups: list[list[Tensor]], size: Tensor, good: Tensor | bool, rate: float | Tensor
+    ) -> None:  # fmt: skip
         """Step the optimizers with gradients `groups` of norm `size`; nothing changes unless `good`."""
         limit = self.settings.optim.clip
         over = (size / limit).clamp(min=1).float() if limit else None
@@ -187,7 +179,7 @@ class Loop:
             for group in groups:
                 torch._foreach_div_(group, float(over))
         for optimizer in self.state.optimizers:
-            set_learning_rate(optimizer, self.rate)
+            set_learning_rate(optimizer, rate)
             if self.guarded:
                 guard_step(optimizer, good, over)
             self.state.scaler.step(optimizer)
@@ -270,7 +262,7 @@ class Loop:
                               "padding": step.padding, "broken": broken}  # fmt: skip
         self.step(step.batches)
         if self.log:
-            self.log.flops = self.flops
+            self.log.flops = self.flops.step
         if logged or number % s.save_every == 0 or number % s.evaluate_every == 0:
             self.read_metrics()
         if self.in_row >= s.most_not_finite:

@@ -17,7 +17,6 @@ class Engine(Protocol):
 
     processes: Processes
     world: int  # number of processes
-    done: int  # completed steps
 
     def forward(self, batch: Any) -> Any:
         """Run the objective's forward through its wrappers (DDP, compile) and under autocast."""
@@ -48,6 +47,10 @@ class Objective(nn.Module):
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
         """Leave in `.grad` the gradient of the loss over all micro-batches of all processes. Returns the metrics, with
         `loss`, as scalars on the device: reading one would make the host wait for the GPU."""
+
+    def at_step(self, batch: Any, step: int) -> Any:
+        """Return what `backward` gets of a micro-batch in step `step`, the only place where the number counts."""
+        return batch
 
     def after_step(self) -> None:
         """Bound parameters after the optimizer has changed them."""

@@ -166,9 +166,12 @@ def guard_step(optimizer: torch.optim.Optimizer, good: torch.Tensor, over: torch
     optimizer.found_inf, optimizer.grad_scale = (~good).float(), over
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
+    """Set a number, or for a step that is captured as a CUDA graph a tensor of the device."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+        if "capturable" in group:
+            group["capturable"] = isinstance(rate, Tensor)
 
 
 class Average:
@@ -182,7 +185,9 @@ class Average:
     @torch.no_grad()
     def update(self, good: torch.Tensor | bool = True) -> None:
         """Blend in the model's weights; nothing changes unless `good`, a bool or a tensor on the device."""
-        self.updates = self.updates + good
+        if isinstance(good, Tensor) and not isinstance(self.updates, Tensor):
+            self.updates = torch.tensor(self.updates, device=good.device)
+        self.updates += good
         # lets early averages follow instead of remembering the random start
         early = (1 + self.updates) / (10 + self.updates)
         decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from multimodal.train.device import StepFlops, peak_flops
+from multimodal.train.flops import StepFlops, peak_flops
 
 log = logging.getLogger(__name__)
 

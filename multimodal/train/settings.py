@@ -28,6 +28,7 @@ class LoopSettings:
     compile: bool = False  # compile the blocks
     checkpointing: bool = False  # recompute activations in backward: less memory, more time
     device: str = "cpu"
+    graphs: bool = False  # on a GPU, replay steps whose shapes recur as CUDA graphs: for small models
     deterministic: bool = False  # use deterministic kernels: runs on a GPU repeat bit for bit, but slower
     shard: bool = False  # shard weights and optimizer over processes (FSDP2), for models too large for one GPU
     hybrid: bool = False  # with shard: over the processes of each machine; machines exchange gradients alone (HSDP)
@@ -53,6 +54,11 @@ class LoopSettings:
             demand("optimizer", self.optim.optimizer, self.optim.optimizer == "adamw", "adamw with shard")
             demand("precision", self.precision, self.precision != "float16", "autocast or bfloat16 with shard")
         check_device(self.device, self.precision, self.compile)
+        if self.graphs:
+            demand("device", self.device, torch.device(self.device).type == "cuda", "a GPU with graphs")
+            demand("precision", self.precision, self.precision != "float16", "another one with graphs")
+            demand("shard", self.shard, not self.shard, "off with graphs")
+            demand("checkpointing", self.checkpointing, not self.checkpointing, "off with graphs")
         if self.precision == "auto":
             fast = torch.device(self.device).type != "cpu" or prefers_bfloat16()
             object.__setattr__(self, "precision", "autocast" if fast else "float32")

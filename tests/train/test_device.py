@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerEncoder
-from multimodal.train.device import count_flops, deterministic, elements, recompute_blocks
+from multimodal.train.device import deterministic, recompute_blocks
+from multimodal.train.flops import count_flops, elements
 from multimodal.train.losses import forward_only, vocabulary_loss
 from multimodal.train.settings import LoopSettings
 from tests.helpers import tiny, tiny_run
@@ -182,7 +183,7 @@ def test_flops_are_counted_forward_and_backward():
 
 def test_model_flops_are_three_forwards_per_element(tmp_path, monkeypatch):
     """Neither recomputed forwards nor the length of the first batch count."""
-    monkeypatch.setattr("multimodal.train.loop.peak_flops", lambda: 1e12)
+    monkeypatch.setattr("multimodal.train.flops.peak_flops", lambda: 1e12)
     plain, recomputed, small = (
         tiny_run.loop(tmp_path / name, steps=2, net=tiny_run.model(drop=0.0), **changes)
         for name, changes in {"a": {}, "b": {"checkpointing": True}, "c": {"accumulate": 8}}.items()
@@ -190,19 +191,19 @@ def test_model_flops_are_three_forwards_per_element(tmp_path, monkeypatch):
     ends = [tiny_run.learned(loop) for loop in (plain, recomputed, small) if loop.fit()]
     tiny_run.assert_same(ends[0]["model"], ends[1]["model"])
     weights = sum(p.numel() for p in plain.objective.model.parameters() if p.ndim == 2)
-    assert plain.flops.model > 6 * weights / (3 * 8 * 12)
-    assert recomputed.flops.model == plain.flops.model == pytest.approx(small.flops.model)
-    assert recomputed.flops.hardware > 1.1 * plain.flops.hardware
-    assert 0.7 < plain.flops.hardware / plain.flops.model < 1  # the images need no gradient
+    assert plain.flops.step.model > 6 * weights / (3 * 8 * 12)
+    assert recomputed.flops.step.model == plain.flops.step.model == pytest.approx(small.flops.step.model)
+    assert recomputed.flops.step.hardware > 1.1 * plain.flops.step.hardware
+    assert 0.7 < plain.flops.step.hardware / plain.flops.step.model < 1  # the images need no gradient
 
 
 def test_model_flops_of_accumulated_contrast_are_those_of_one_batch(monkeypatch):
-    monkeypatch.setattr("multimodal.train.loop.peak_flops", lambda: 1e12)
+    monkeypatch.setattr("multimodal.train.flops.peak_flops", lambda: 1e12)
     found = []
     for accumulate in (1, 2):
         loop = several_cases.clip_loop(Path("unused"), "softmax", "gather", accumulate=accumulate)
         loop.step(next(loop.loader.start(0)).batches)
-        found.append(loop.flops)
+        found.append(loop.flops.step)
     assert found[0].model == pytest.approx(found[1].model)
     assert found[1].hardware > 1.2 * found[0].hardware  # features first, then again with a graph
 

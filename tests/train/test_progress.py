@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from multimodal.train.device import StepFlops
+from multimodal.train.flops import StepFlops
 from multimodal.train.progress import TrainingLog, is_logged, progress
 from multimodal.train.report import fingerprint, write_report
 from tests.helpers.commands import Page

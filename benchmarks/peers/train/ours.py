@@ -32,7 +32,7 @@ def stepping(
     optim = OptimSettings(rate=RATE, schedule="wsd", warmup=0, weight_decay=WEIGHT_DECAY, betas=BETAS, clip=clip)
     s = LoopSettings(folder / "run", 10**9, optim, precision=precision, compile=compile, device=device)
     loop = Loop(s, objective, SimpleNamespace(micro=1))
-    loop.flops = 0  # skip counting operations in the first step
+    loop.flops.enabled = False
 
     def step() -> float:
         loop.step([inputs])

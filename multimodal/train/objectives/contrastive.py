@@ -57,7 +57,6 @@ class Contrastive(Objective):
         return (*map(wide, rows), self.model.logit_scale.exp(), *([] if bias is None else [bias]))
 
     def backward(self, engine: Engine, batches: Sequence[Any]) -> dict[str, Tensor]:
-        batches = [self._kept(batch, engine.done) for batch in batches]
         if len(batches) == 1:
             with engine.micro_batch(True):
                 loss = self._loss(engine, batches, *engine.forward(batches[0]))
@@ -66,7 +65,7 @@ class Contrastive(Objective):
             loss = self._cached(engine, batches)
         return {"loss": engine.total(loss.detach()), "scale": self.model.logit_scale.detach().exp()}
 
-    def _kept(self, batch: Pairs, step: int) -> Pairs:
+    def at_step(self, batch: Pairs, step: int) -> Pairs:
         share = self.keep(step) if self.keep and batch.order is not None else 1.0
         order = batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None
         return batch._replace(order=order)

@@ -26,7 +26,7 @@ def matching_loss(logits: Tensor, same: Tensor) -> Tensor:
 class Plain:
     """The loop's engine for an objective: one process, no mixed precision."""
 
-    processes, world, done = Processes(), 1, 0
+    processes, world = Processes(), 1
 
     def __init__(self, objective):
         self.objective = objective
@@ -46,5 +46,6 @@ class Plain:
 
 def gradient(objective: Contrastive, batches: list[Pairs]) -> tuple[float, dict[str, Tensor]]:
     objective.zero_grad()
+    batches = [objective.at_step(batch, 0) for batch in batches]
     loss = objective.backward(Plain(objective), batches)["loss"].item()
     return loss, {name: p.grad.clone() for name, p in objective.model.named_parameters()}

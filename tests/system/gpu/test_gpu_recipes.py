@@ -9,7 +9,9 @@ import pytest
 from torch import nn
 
 from multimodal.blocks.layers import DropPath
+from multimodal.train import step_graphs
 from multimodal.train.recipe_cli import start
+from multimodal.train.step_graphs import CapturedStep
 from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 from tests.helpers.byte_models import byte_model
@@ -118,3 +120,16 @@ def test_compiled_steps_have_nearly_the_same_losses(name: str, device: str, comm
     plain, made = (train(recipe, [*steps, *more], texts / f"run{len(more)}") for more in ((), ("--compile",)))
     assert made[0] == pytest.approx(plain[0], rel=0.02)
     assert all(map(math.isfinite, made))
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("name", ["clip", "vit", "train_lm", "train_mlm"])
+def test_steps_as_cuda_graphs_have_the_usual_losses(name: str, device: str, command, texts: Path, monkeypatch):
+    """With their dropout, erasing and a rate that changes."""
+    captured = []
+    monkeypatch.setattr(step_graphs, "CapturedStep", lambda *parts: captured.append(parts) or CapturedStep(*parts))
+    recipe, flags = command(name)
+    steps = [*flags, "--steps", "16", "--precision", "float32", "--device", device]
+    plain, made = (train(recipe, [*steps, *more], texts / f"run{len(more)}") for more in ((), ("--graphs",)))
+    assert captured
+    assert made == pytest.approx(plain, rel=0.02)
