@@ -126,7 +126,7 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     blank = SimpleNamespace(add_subplot=MagicMock(), savefig=lambda file, **_: save(None, file))
     monkeypatch.setattr(Figure, "savefig", save)
-    monkeypatch.setattr("multimodal.train.report.new_figure", lambda *_, **__: blank)
+    monkeypatch.setattr("multimodal.train.metrics.report.new_figure", lambda *_, **__: blank)
 
 
 @pytest.fixture

@@ -32,13 +32,13 @@ from multimodal.train.distributed.gradients import DataParallel, gradients, norm
 from multimodal.train.distributed.processes import Processes
 from multimodal.train.flops import FlopCounter, elements
 from multimodal.train.lora import adapters
+from multimodal.train.metrics.progress import TrainingLog, is_logged
+from multimodal.train.metrics.queue import MetricsQueue
 from multimodal.train.objective import Objective
 from multimodal.train.optim import guard_step, set_learning_rate, share_of_peak
-from multimodal.train.progress import TrainingLog, is_logged
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped, StopSignal
 from multimodal.train.step_graphs import StepGraphs
-from multimodal.train.step_metrics import MetricsQueue
 from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)

@@ -43,11 +43,11 @@ from multimodal.tasks.inspect.induction import ablated, copying, induction, usab
 from multimodal.tasks.report.study import Study, spread, table
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
+from multimodal.train.metrics.report import read_metrics
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.induction_curve import in_context_score
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
-from multimodal.train.report import read_metrics
 
 DRAWS = 10  # sets of random heads to ablate
 

@@ -12,9 +12,9 @@ from multimodal.data.loader import Loader, shuffled
 from multimodal.models.vit import ViT
 from multimodal.train.checkpoint.atomic import newest_state
 from multimodal.train.loop import Loop
+from multimodal.train.metrics.progress import TrainingLog
 from multimodal.train.objective import Summed
 from multimodal.train.optim import OptimSettings
-from multimodal.train.progress import TrainingLog
 from multimodal.train.settings import LoopSettings
 from tests.helpers import tiny
 

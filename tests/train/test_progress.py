@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from multimodal.train.flops import StepFlops
-from multimodal.train.progress import TrainingLog, is_logged, progress
-from multimodal.train.report import fingerprint, write_report
+from multimodal.train.metrics.progress import TrainingLog, is_logged, progress
+from multimodal.train.metrics.report import fingerprint, write_report
 from tests.helpers.commands import Page
 
 
@@ -56,7 +56,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path: Path):
 
 
 def test_the_share_of_the_peak_is_that_of_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("multimodal.train.progress.peak_flops", lambda: 1e9)
+    monkeypatch.setattr("multimodal.train.metrics.progress.peak_flops", lambda: 1e9)
     watch = TrainingLog(tmp_path, total=1, every=1, world=2)
     watch.flops = StepFlops(1e6, 2e6)
     watch.step(1, {"loss": 1.0}, rate=0.1, items=3, elements=30, wait=0.0)

@@ -19,7 +19,7 @@ from multimodal.tasks.evaluate.perplexity import losses_by_place
 from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.inspect.induction import induction, usable_ids
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.train.report import read_metrics
+from multimodal.train.metrics.report import read_metrics
 
 
 class InductionCurve:
