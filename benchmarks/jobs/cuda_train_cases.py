@@ -25,8 +25,11 @@ def cases(options: Options) -> list[Case]:
 
 
 def candidate(name: str, load: str, settings: dict[str, Any], options: Options, library: str = OURS) -> Candidate:
-    """Compiled on a GPU if the name ends in "compiled"."""
-    settings = settings | {"compile": name.endswith("compiled") and options.device == "cuda", "steps": steps(options)}
+    """On a GPU compiled, and replayed as a CUDA graph, if the name says so."""
+    gpu = options.device == "cuda"
+    ways = {way: gpu for way in ("compiled", "graph") if way in name}
+    settings = settings | {"compile": ways.get("compiled", False), "steps": steps(options)}
+    settings |= {"graphs": True} if ways.get("graph") else {}
     return Candidate(name, "benchmarks.peers.cuda.common:early", {"load": load, "settings": settings}, library,
                      "bfloat16")  # fmt: skip
 
@@ -37,7 +40,7 @@ def steps(options: Options) -> int:
 
 def both(load: str, settings: dict[str, Any], options: Options) -> list[Candidate]:
     """Weights and optimizer in float32, and in bfloat16."""
-    return [candidate(f"ours {kind}, compiled", f"{PEERS}ours:{load}", settings | {"precision": kind}, options)
+    return [candidate(f"ours {kind}, compiled, graph", f"{PEERS}ours:{load}", settings | {"precision": kind}, options)
             for kind in ("autocast", "bfloat16")]  # fmt: skip
 
 
@@ -65,7 +68,9 @@ def clip(name: str, batch: int, options: Options, most: bool = True) -> Case:
     peer = PEERS + "openclip:step"
     found = both("clip", settings | {"trimmed": False}, options)[0 if most else 1 :]
     if most:
-        found.append(candidate("ours bfloat16, captions of 24 tokens, compiled", PEERS + "ours:clip", short, options))
+        found.append(
+            candidate("ours bfloat16, captions of 24 tokens, compiled, graph", PEERS + "ours:clip", short, options)
+        )
         found.append(candidate("open_clip amp_bf16", peer, amp, options, "open_clip_torch"))
     if not options.tiny:
         found.append(candidate("open_clip amp_bf16, compiled", peer, amp, options, "open_clip_torch"))

@@ -81,7 +81,8 @@ class StepGraphs:
 
     def capture(self, step: Callable[[], dict[str, Tensor | float]]) -> tuple[Callable[[], None], Any]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # a loader's thread may pin memory meanwhile, which the default mode takes for a fault of the capture
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             metrics = step()
         self.pool = self.pool or graph.pool()
         return graph.replay, metrics

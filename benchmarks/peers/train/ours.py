@@ -26,11 +26,11 @@ from multimodal.weights.vision import clip_openai, vit_timm
 
 def stepping(
     folder: Path, device: str, objective: Objective, inputs: Any, *, precision: str = "float32", compile: bool = False,
-    steps: int = 1, clip: float = 0.0, **_: Any,
+    graphs: bool = False, steps: int = 1, clip: float = 0.0, **_: Any,
 ) -> Run:  # fmt: skip
     """A step of `Loop.fit`, on `inputs` on the device."""
     optim = OptimSettings(rate=RATE, schedule="wsd", warmup=0, weight_decay=WEIGHT_DECAY, betas=BETAS, clip=clip)
-    s = LoopSettings(folder / "run", 10**9, optim, precision=precision, compile=compile, device=device)
+    s = LoopSettings(folder / "run", 10**9, optim, precision=precision, compile=compile, device=device, graphs=graphs)
     loop = Loop(s, objective, SimpleNamespace(micro=1))
     loop.flops.enabled = False
 

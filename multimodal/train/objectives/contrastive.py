@@ -65,10 +65,11 @@ class Contrastive(Objective):
             loss = self._cached(engine, batches)
         return {"loss": engine.total(loss.detach()), "scale": self.model.logit_scale.detach().exp()}
 
-    def at_step(self, batch: Pairs, step: int) -> Pairs:
-        share = self.keep(step) if self.keep and batch.order is not None else 1.0
-        order = batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None
-        return batch._replace(order=order)
+    def at_step(self, batch: Any, step: int) -> Any:
+        if not isinstance(batch, Pairs) or batch.order is None:
+            return batch
+        share = self.keep(step) if self.keep else 1.0
+        return batch._replace(order=batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None)
 
     def _cached(self, engine: Engine, batches: list[Any]) -> Tensor:
         random, found = [], []
