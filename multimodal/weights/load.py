@@ -63,7 +63,8 @@ MODULES = (
 # formats of other programs; NeMo's weights are pickled
 READERS = {GGML: read_ggml, CTRANSLATE2: read_ctranslate2, NEMO: read_nemo}
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64)  # of weights and their indices
-CONFIGS = ("open_clip_config.json", "config.json", "params.json")
+# configuration files by the first part of tensor names: a folder may hold one model in two layouts; else config.json
+CONFIGS = {"visual": "open_clip_config.json", "tok_embeddings": "params.json"}
 
 
 def load(
@@ -131,6 +132,12 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
         return fits[0]
     if fits:
         raise CheckpointError(f"{where}: matches several formats ({', '.join(f.name for f in fits)})")
+    timm = isinstance(config.get("architecture"), str)
+    if timm:
+        from multimodal.weights.vision import vit_timm
+
+        with vit_timm.FAMILY.naming(where):
+            vit_timm.config_from(config, tensors)  # names the part that differs
     some = ", ".join(sorted(tensors)[:3])
     kind = str(config.get("model_type") or config.get("architecture") or _open_clip_kind(config))
     known = {name: None for family in families().values() for name in family.types if name}
@@ -139,6 +146,7 @@ def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     tower = config.get("vision_config")
     head = architecture(config) if kind in known and not tower else ""
     cause = f"{head} is not supported" if head else "unknown format"
+    cause = "timm's model with these tensors is not supported" if timm else cause
     if isinstance(tower, dict) and tower.get("model_type"):
         kind = f"{kind} with vision_config of kind {shown(tower['model_type'])}"
     hint += "; auto_map names code, which is never run" if config.get("auto_map") else ""
@@ -156,6 +164,8 @@ def _open_clip_kind(config: dict[str, Any]) -> str:
 def load_foreign(
     tensors: Tensors, config: dict[str, Any], where: str, folder: Path | None = None, pickled: bool = False
 ) -> Checkpoint:
+    if config.get("model_type") == "timm_wrapper":  # transformers' class around timm's models
+        tensors = {name.removeprefix("timm_model."): tensor for name, tensor in tensors.items()}
     made = recognise(tensors, config, where).load(tensors, config, where, folder)
     if config.get("auto_map"):
         warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
@@ -220,7 +230,7 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
     tensors = unwrapped(tensors)
     if architecture:
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
-    return load_foreign(tensors, config or own or _config_of(folder), str(path), folder, pickled)
+    return load_foreign(tensors, config or own or _config_of(folder, tensors), str(path), folder, pickled)
 
 
 def _read(weights: Path, source: Path, pickled: bool) -> tuple[Tensors, dict[str, Any]]:
@@ -253,8 +263,9 @@ def _is_ours(folder: Path) -> bool:
     return (folder / "manifest.json").is_file() and (folder / "config.json").is_file()
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
-    for name in CONFIGS:
+def _config_of(folder: Path, tensors: Tensors) -> dict[str, Any]:
+    parts = {name.split(".")[0] for name in tensors}
+    for name in (*(file for part, file in CONFIGS.items() if part in parts), "config.json"):
         if (folder / name).exists():
             return read_json(folder / name)
     return {}

@@ -18,6 +18,7 @@ from multimodal.models.whisper import Whisper
 from multimodal.system.assets import shipped
 from multimodal.weights.convert import convert
 from multimodal.weights.load import families, load
+from tests.helpers.references import vision
 from tests.helpers.references.seq2seq import case
 
 DIMS = {
@@ -76,6 +77,22 @@ def test_export_gives_the_foreign_file_back_to_the_bit(pickled, tmp_path, whispe
         convert(pickled, tmp_path / "x.safetensors", to="onnx")
     with pytest.raises(UsageError, match="not Whisper"):
         convert(pickled, tmp_path / "x.safetensors", to="timm")
+
+
+@pytest.mark.parametrize("name", ["Hugging Face CLIP, GELU", "timm ViT, class token"])
+def test_weights_are_read_with_the_configuration_of_their_layout(name, tmp_path):
+    for number, made in enumerate((vision.case(name), vision.case("OpenCLIP"))):
+        prefix, weights = ("", "open_clip_")[number], tmp_path / f"{('', 'open_clip_')[number]}model.safetensors"
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(vision.case("OpenCLIP").config))
+        (tmp_path / f"{prefix}config.json").write_text(json.dumps(made.config))
+        save_file({key: value.contiguous() for key, value in made.tensors.items()}, weights)
+        expected = made.family.load(made.tensors, made.config, "file").model
+        for path in (tmp_path, weights):
+            assert load(path).model.config == expected.config
+            assert same_weights(load(path).model, expected)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"weights without config\.json"):
+        load(tmp_path / "model.safetensors")
 
 
 class Evil:

@@ -15,6 +15,8 @@ from multimodal.models.vit import STEM_STRIDES, ViTConfig
 from multimodal.system.files import shown
 
 POOLS = {"token": "token", "avg": "mean", "map": "map"}
+BLOCKS = {"VisionTransformer": ("Block",), "VisionTransformerDistilled": ("Block",), "Beit": ("Block",),
+          "Eva": ("EvaBlock", "EvaBlockPostNorm")}  # fmt: skip
 FEEDS = {"Mlp": False, "GluMlp": True, "SwiGLU": True}  # True: gated
 
 
@@ -56,10 +58,10 @@ def plain(model: nn.Module, architecture: str) -> nn.Module:
 def _differs(model: nn.Module) -> str:
     """Describe a difference from our ViT, or ''. Extra parts with weights show as extra tensors at load."""
     name = type(model).__name__
-    blocks = {"VisionTransformer": "Block", "VisionTransformerDistilled": "Block", "Beit": "Block"}.get(name)
-    blocks = ("EvaBlock", "EvaBlockPostNorm") if name == "Eva" else (blocks,)
-    if any(type(block).__name__ not in blocks for block in getattr(model, "blocks", [None])):
+    if name not in BLOCKS:
         return f"class {name}"
+    if others := {type(block).__name__ for block in model.blocks} - {*BLOCKS[name]}:
+        return f"blocks of class {min(others)}"
     block, patch = model.blocks[0], model.patch_embed
     attention = block.attn
     if model.global_pool not in POOLS:

@@ -5,6 +5,7 @@ positions may omit the class token and registers (`no_embed_class`); grids need 
 
 import json
 import re
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,12 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     if (stated := config.get("global_pool") or model.global_pool) != model.global_pool:
         raise CheckpointError(f"config.json: global_pool {stated!r}, where the architecture has {model.global_pool!r}")
     return vit_config(model)
+
+
+def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """transformers' TimmWrapperModel has no head, whatever its configuration says."""
+    headless = config.get("model_type") == "timm_wrapper" and "head.weight" not in tensors
+    return config | {"num_classes": 0} if headless else config
 
 
 def _pretrained(config: dict[str, Any]) -> dict[str, Any]:
@@ -164,15 +171,19 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     told, described = (config.get(key) or stated.get(key) or {} for key in ("label_names", "label_descriptions"))
     told = told or config.get("labels")  # older files
     classes = config.get("num_classes", stated.get("num_classes"))
+    if classes == 0:
+        return {}
     names: Any = [f"LABEL_{number}" for number in range(classes or 0)]
     if isinstance(told, dict) and told.keys() <= {*map(str, range(classes or len(told)))}:  # timm lists some alone
         names = [told.get(str(number), f"LABEL_{number}") for number in range(classes or len(told))]
     elif told:
         names = told
-    texts = isinstance(names, list) and all(isinstance(name, str | int) and name != "" for name in names)
-    if not texts or (classes and len(names) != classes):
+    if not isinstance(names, list) or not all(isinstance(name, str | int) and name != "" for name in names):
         expected = f"{classes or 'the'} names, or a name for each number from 0 on"
         raise CheckpointError(f"config.json: label_names: expected {expected} (got {shown(told)})")
+    if classes and len(names) != classes:  # timm loads them
+        warnings.warn(f"config.json: label_names: {len(names)} for {classes} classes; they are ignored", stacklevel=2)
+        names, described = [f"LABEL_{number}" for number in range(classes)], {}
     if not isinstance(described, dict):
         raise CheckpointError(
             f"config.json: label_descriptions: expected an object from name to text (got {shown(described)})"
@@ -187,7 +198,7 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
 FAMILIES = tuple(
     Family(
         f"timm{name}", ViT, ("patch_embed.proj.weight", "blocks.0.norm1.weight"), config_from,
-        partial(rows, layout=layout), preprocessing=preprocessing, card=_card, only=layout.fits,
+        partial(rows, layout=layout), preprocessing=preprocessing, complete=_complete, card=_card, only=layout.fits,
     )
     for name, layout in LAYOUTS.items()
 )  # fmt: skip

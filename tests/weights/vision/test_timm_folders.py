@@ -75,9 +75,54 @@ def test_older_files_state_the_preprocessing_beside_the_architecture(architectur
     assert load(tmp_path).card["labels"] == [*"abcde"]
 
 
+@pytest.mark.parametrize("names", ["abc", "abcdef"])
+def test_names_for_another_number_of_classes_are_ignored_with_a_warning(names, tmp_path):
+    saved(tmp_path, VIT, ARGS, {"model_args": ARGS, **PIXELS, "label_names": [*names]})
+    with pytest.warns(UserWarning, match=rf"label_names: {len(names)} for 5 classes; they are ignored"):
+        assert load(tmp_path).card["labels"] == [f"LABEL_{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("name", ["TimmWrapperForImageClassification", "TimmWrapperModel"])
+@pytest.mark.parametrize("architecture", [VIT, "eva02_tiny_patch14_224"])
+def test_folders_of_transformers_load_too(name, architecture, tmp_path):
+    import transformers
+
+    args = ARGS | {"img_size": 56}
+    config = transformers.TimmWrapperConfig.from_dict({
+        "architecture": architecture, "num_classes": 3, "model_args": args, "label_names": ["a cat", "a dog", "ox"],
+        "pretrained_cfg": PIXELS | {"input_size": [3, 56, 56], "pool_size": None, "first_conv": "patch_embed.proj",
+                                    "classifier": "head", "fixed_input_size": True},
+    })  # fmt: skip
+    reference = randomized(getattr(transformers, name)(config))
+    reference.save_pretrained(tmp_path)
+    own, image = load(tmp_path), Image.effect_mandelbrot((131, 83), (-2, -1, 1, 1), 40).convert("RGB")
+    pixels = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"]
+    assert preprocess(image, own.preprocessing).equal(pixels[0])
+    with torch.no_grad():
+        made = reference(pixels)
+        theirs = made.pooler_output if name == "TimmWrapperModel" else made.logits
+        assert (own.model(pixels) - theirs).abs().max() <= 1e-5
+    assert own.card.get("labels") == (None if name == "TimmWrapperModel" else ["a cat", "a dog", "ox"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "named"),
+    [("naflexvit_base_patch16_siglip", {}, "is not a plain ViT (class NaFlexVit)"),
+     ("test_convnext", {}, "is not a plain ViT (class ConvNeXt)"),
+     ("aimv2_large_patch14_224", ARGS, "is not a plain ViT (proj_bias False or a gate of attention)"),
+     ("vit_base_patch16_xp_224", ARGS, "is not a plain ViT (blocks of class ParallelScalingBlock)"),
+     ("eva02_base_patch14_224", ARGS | {"qkv_fused": True},
+      "timm's model with these tensors is not supported (eva02_base_patch14_224; ")],
+)  # fmt: skip
+def test_architectures_that_are_not_supported_are_refused_with_the_part_that_differs(
+    architecture, options, named, tmp_path
+):
+    saved(tmp_path, architecture, options, {"model_args": options, **PIXELS})
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(tmp_path))}: .*{re.escape(named)}"):
+        load(tmp_path)
+
+
 REFUSED = [
-    ({"label_names": [*"abc"]}, "label_names: expected 5 names"),
-    ({"label_names": [*"abcdef"]}, "label_names: expected 5 names"),
     ({"label_names": "abcde"}, "label_names: expected 5 names, or a name for each number from 0 on (got 'abcde')"),
     ({"label_names": ["", *"bcde"]}, "label_names: expected 5 names"),
     ({"label_names": {"0": "a", "1": "b", "2": "c", "3": "d", "7": "e"}}, "label_names: expected 5 names"),
