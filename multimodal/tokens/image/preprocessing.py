@@ -29,6 +29,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MOST_PIXELS = 1 << 24  # after resizing; 200 MB as float32
+ACCURACY = 1e-5  # of NaFlex's ratio between two sizes
 MOST_EDGE = 4096  # Idefics3's limit of the longest edge
 MOST_SQUARE = 1 << 27  # before resizing; 512 MB as Pillow's RGB
 
@@ -142,19 +143,21 @@ def squared(rgb: Image.Image, mean: Sequence[float]) -> Image.Image:
 
 
 def native_size(image: Image.Image, patch: int | tuple[int, int], max_tokens: int) -> tuple[int, int]:
-    """Largest (H, W) in whole patches at the image's aspect ratio with at most `max_tokens` patches.
+    """(H, W) in whole patches at the image's aspect ratio with at most `max_tokens` patches.
 
-    As in NaFlex (SigLIP 2, arXiv:2502.14786): both edges are scaled by one ratio and rounded up to whole patches. Exact
-    integers, where timm bisects.
+    As in NaFlex (SigLIP 2, arXiv:2502.14786): both edges are scaled by one ratio and rounded up to whole patches. The
+    ratio is bisected as in timm and transformers, which for 1 of 10,000 sizes stops short of a larger grid.
     """
     if max_tokens < 1:
         raise ImageError(f"max_tokens: must be at least 1 (got {max_tokens})")
-    patch_h, patch_w = _pair(patch)
-    tall, wide = image.height * patch_w, image.width * patch_h  # rows : columns of an unrounded grid
-    by_rows = [(n, -(-n * wide // tall)) for n in range(1, max_tokens + 1)]
-    by_columns = [(-(-n * tall // wide), n) for n in range(1, max_tokens + 1)]
-    rows, columns = max((g for g in by_rows + by_columns if math.prod(g) <= max_tokens), key=math.prod)
-    return rows * patch_h, columns * patch_w
+    patches = _pair(patch)
+    grid = lambda ratio: [math.ceil(edge * ratio / side) for edge, side in zip(image.size[::-1], patches, strict=True)]
+    low, high = ACCURACY / 10, 100.0
+    while high - low >= ACCURACY:
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.prod(grid(middle)) <= max_tokens else (low, middle)
+    rows, columns = grid(low)
+    return rows * patches[0], columns * patches[1]
 
 
 def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int, int, int]:
