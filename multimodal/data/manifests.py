@@ -1,7 +1,6 @@
 """Manifests: rows of JSON lines and CSV files with their line numbers; a damaged row stays a row."""
 
 import csv
-import gzip
 import io
 import math
 import re
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multimodal.data.cleaning.compression import opened, zstd
 from multimodal.data.remote.trust import is_remote
 from multimodal.errors import DataError, UsageError
 from multimodal.system.files import path_of, shown, strict_json
@@ -57,8 +57,13 @@ def is_manifest(path: str | Path) -> bool:
     return ending(path) in CSV + JSONL
 
 
+def is_json(path: Path) -> bool:
+    """Return True for JSON lines, False for text."""
+    return ending(path) in JSONL
+
+
 def read_text(path: Path) -> str:
-    """Read a plain or gzip file in UTF-8. Raises DataError for one that cannot be read."""
+    """Read a plain, gzip or Zstandard file in UTF-8. Raises DataError for one that cannot be read."""
     try:
         return _data(path).decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -66,22 +71,25 @@ def read_text(path: Path) -> str:
 
 
 def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
-    """Read rows of a CSV/TSV with a header line, or of a file with one JSON object per line, plain or gzip. Raises
+    """Read rows of a CSV/TSV with a header line, or of a file with one JSON object per line, packed or not. Raises
     DataError naming the line where reading fails, or a column that the header names twice."""
     data = _data(path)
     return _csv(path, data, separator) if ending(path) in CSV else _json(data)
 
 
 def _data(path: Path) -> bytes:
-    """The bytes of a plain or gzip file, without a byte order mark."""
+    """The bytes of a file, unpacked, without UTF-8's byte order mark. Raises DataError also for UTF-16's."""
     path = path_of(path, DataError)
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: not a regular file (folder, device, pipe or socket)")
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            return file.read().removeprefix(b"\xef\xbb\xbf")
-    except (OSError, EOFError, zlib.error) as error:
+        with path.open("rb") as file, opened(path, file) as unpacked:
+            data = unpacked.read()
+    except (OSError, EOFError, zlib.error, zstd.ZstdError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path}: expected UTF-8 (got UTF-16)")
+    return data.removeprefix(b"\xef\xbb\xbf")
 
 
 def _json(data: bytes) -> Iterator[Line]:
@@ -107,6 +115,8 @@ def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
     header = [name.strip() for name in next(rows, (0, []))[1]]
     if twice := [name for name in header if name and header.count(name) > 1]:
         raise DataError(f"{path}: duplicate column {twice[0]} ({', '.join(header)})")
+    if separator is None and len(header) == 1 and ";" in header[0]:
+        raise DataError(f"{path}: expected columns separated by a comma or a tab (got {header[0]:.80})")
     for number, row in rows:
         fault = ""
         if len(row) != len(header):

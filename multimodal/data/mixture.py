@@ -13,7 +13,7 @@ import torch
 from multimodal.data.loader import Plan, Source, generator
 from multimodal.errors import UsageError
 
-SINKHORN = 200  # alternations of rows and columns
+SINKHORN = 200  # scalings of rows and columns
 
 
 class MixtureRow(NamedTuple):
@@ -128,10 +128,9 @@ def direction_repeats(pairs: Mapping[tuple[str, str], int], temperature: float) 
         shares[at[a], at[b]] = count ** (1 / temperature)
     sizes = [sum(n for direction, n in directions.items() if language in direction) for language in languages]
     wanted = np.array(temperature_weights(sizes, temperature))
-    for _ in range(SINKHORN):
-        for axis in (0, 1):
-            own = shares.sum(1 - axis)
-            scale = np.divide(wanted, own, out=np.zeros_like(own), where=own > 0)
-            shares *= scale[:, None] if axis == 0 else scale
+    for _ in range(SINKHORN):  # both at once: one after the other favours the last where directions are missing
+        rows, columns = (np.sqrt(np.divide(wanted, own, out=np.zeros_like(own), where=own > 0))
+                         for own in (shares.sum(1), shares.sum(0)))  # fmt: skip
+        shares *= rows[:, None] * columns
     shares *= sum(directions.values()) / shares.sum()
     return {(a, b): float(shares[at[a], at[b]]) / count for (a, b), count in directions.items()}

@@ -6,6 +6,7 @@ mid-epoch. The price: local disk for remote shards, and one pass over the header
 second).
 """
 
+import glob
 import gzip
 import os
 import re
@@ -16,8 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multimodal.data.remote.copies import Opening, kept
+from multimodal.data.remote.trust import is_remote
 from multimodal.errors import DataError, one_line
+from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
+from multimodal.tokens.image.reading import SUFFIXES as IMAGES
 
+TARS = (".tar", ".tar.gz", ".tgz")
 SMALL = frozenset({"cls", "txt", "json"})  # read along with the index
 META = re.compile(r"__[^/]*__($|/)")  # names reserved by webdataset (tariterators.tar_file_iterator)
 LARGEST_SMALL, LARGEST = 16 << 20, 1 << 30  # bytes; members are held in memory
@@ -36,6 +41,42 @@ class ShardSample(NamedTuple):
     members: dict[str, ShardMember]
     small: dict[str, bytes]
     fault: str = ""
+
+
+def expanded(data: str) -> list[str]:
+    """Expand `::`, braces, globs and folders of tars into local paths and URLs."""
+    if Path(data).is_dir():
+        return _folder_tars(Path(data)) or [data]
+    if Path(data).exists():
+        return [data]
+    from webdataset.shardlists import expand_urls
+
+    try:
+        parts = expand_urls(data)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise DataError(f"{data}: the pattern cannot be expanded ({error})") from None
+    found = []
+    for part in parts:
+        if is_remote(part) or not glob.has_magic(part) or Path(part).exists():
+            found += [part] if part == data else expanded(part)
+        else:
+            found += sorted(glob.glob(part))
+    return found
+
+
+def _folder_tars(folder: Path) -> list[str]:
+    """Raises DataError for tars of several sets, such as training and test, which must not be mixed."""
+    tars = sorted(p for p in folder.iterdir() if p.name.endswith(TARS))
+    sets = sorted({tar.name.split(".")[0].rstrip("0123456789") for tar in tars})
+    if len(sets) > 1:
+        raise DataError(
+            f"{folder}: holds tars of several sets ({', '.join(sets)}): name one, as {folder}/{sets[0]}*.tar"
+        )
+    return [str(tar) for tar in tars]
+
+
+def is_tar(part: str) -> bool:
+    return part.startswith("pipe:") or (part.split("?")[0].lower().endswith(TARS) and not Path(part).is_dir())
 
 
 def plain_tar(path: Path, cache: Path | None = None) -> Path:
@@ -90,6 +131,21 @@ def _with(shot: ShardSample, ending: str, member: ShardMember, tar: tarfile.TarF
         tar.fileobj.seek(member.offset)
         shot.small[ending] = tar.fileobj.read(member.size)
     return shot
+
+
+def medium(members: dict[str, ShardMember]) -> tuple[ShardMember | None, str]:
+    """Return a sample's image, or its audio if that comes first, or the fault. One `jpg` counts beside a `mask.png`;
+    of `v1.jpg` and `v2.jpg`, names with dots whose samples became one, neither does."""
+    last = {ending: f".{ending.rpartition('.')[2]}" for ending in members}
+    media = [ending for ending in members if last[ending] in IMAGES | SOUNDS]
+    if not media:
+        return None, f"no image or audio file among its members ({', '.join(members)})"
+    kind = IMAGES if last[media[0]] in IMAGES else SOUNDS
+    alike = [ending for ending in media if last[ending] in kind]
+    chosen = [ending for ending in alike if "." not in ending] if len(alike) > 1 else alike
+    if len(chosen) != 1:
+        return None, f"several {'images' if kind is IMAGES else 'audio files'} in one sample ({', '.join(alike)})"
+    return members[chosen[0]], ""
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo | str]:

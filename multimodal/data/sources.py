@@ -5,7 +5,6 @@ keeps its number and raises when it is read.
 """
 
 import bisect
-import glob
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from multimodal.data.manifests import CSV, JSONL, Line, ending, read_list
 from multimodal.data.remote.copies import fetch, fetch_row
 from multimodal.data.remote.trust import OWN_FOLDER, Trust, is_remote
 from multimodal.data.shard_index import shard_index
-from multimodal.data.shards import LARGEST, OpenFiles, ShardSample, plain_tar, shots
+from multimodal.data.shards import LARGEST, TARS, OpenFiles, ShardSample, expanded, is_tar, medium, plain_tar, shots
 from multimodal.errors import DataError
 from multimodal.system.walk import Links, walk
 from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
@@ -32,7 +31,7 @@ MEDIA = IMAGES | SOUNDS
 PATHS = ("audio_filepath", "file_name", "filepath", "image", "path", "file")
 TEXTS = ("text", "transcription", "transcript", "sentence", "captions", "caption", "title", "raw_text")
 LABELS = ("label", "class")
-TARS = (".tar", ".tar.gz", ".tgz")
+ROWS = 2  # version of `_packed_shard`: an index by another is made again
 SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
 
 
@@ -65,7 +64,9 @@ USUAL = ListColumns()
 
 
 def _first(values: dict[str, Any], names: Sequence[str]) -> Any:
-    return next((values[name] for name in names if values.get(name) is not None), None)
+    """The first value that is not empty, as a cell of a CSV may be; else the first."""
+    found = [values[name] for name in names if values.get(name) is not None]
+    return next((value for value in found if value != ""), found[0] if found else None)
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,12 @@ class PackedRows:
         """Return an item's location: `LIST line N`, `shard.tar!member`, or its path in a folder."""
         return self.row(key).place
 
+    def identity(self, key: int) -> str:
+        """Return what a cache of an item's content goes by: its file, with size and time, or its fault."""
+        row = self.row(key)
+        place = row.fault or row.media
+        return f"{place} {_stamp(place)}"
+
     def read(self, key: int) -> Sample:
         """Raises DataError for a broken item, OSError or DataError if its shard or URL cannot be read."""
         row = self.row(key)
@@ -160,7 +167,8 @@ class TarRows(PackedRows):
         self.where, self.trust, self.cache, self.folders = where, None, cache, []
         self.parts, self.shards, self._handles = list(parts), [str(file) for file in files], OpenFiles()
         kind = [columns.text_column, columns.label_column]
-        self._indexes = [shard_index(file, kind, partial(_packed_shard, file, columns), cache) for file in files]
+        index = lambda file: shard_index(file, [*kind, ROWS], partial(_packed_shard, file, columns), cache)
+        self._indexes = list(map(index, files))
         self._starts = [0, *accumulate(map(len, self._indexes))]
         facts = [index.facts for index in self._indexes]
         self._lacks = [any(one[name] for one in facts) for name in ("labelled", "texted")]
@@ -190,6 +198,11 @@ class TarRows(PackedRows):
         fault = row.fault or _lacking(row, *self._lacks)
         return row._replace(name=name, place=name, media=(shard, offset, size), fields=row.fields or {}, fault=fault)
 
+    def identity(self, key: int) -> str:
+        row = self.row(key)
+        shard, *place = row.media
+        return row.fault or f"{self.shards[shard]} {place} {_stamp(self.shards[shard])}"
+
     def _media(self, media: tuple[int, int, int]) -> bytes:
         shard, offset, size = media
         return self._handles.read(self.shards[shard], offset, size)
@@ -218,12 +231,25 @@ class JoinedSources:
     def name(self, key: int) -> str:
         return self.row(key).place
 
+    def identity(self, key: int) -> str:
+        source, own = self._at(key)
+        return source.identity(own)
+
     def read(self, key: int) -> Sample:
         source, own = self._at(key)
         return source.read(own)
 
 
 Source = PackedRows | JoinedSources
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Return size and time of a file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # such as a URL
+        return ()
+    return status.st_size, status.st_mtime_ns
 
 
 def joined(sources: Sequence[Source]) -> Source:
@@ -246,7 +272,7 @@ def open_source(
     parts = expanded(str(data))
     if not parts:
         raise DataError(f"{data}: no such file or folder (0 found)")
-    if all(_is_tar(part) for part in parts):
+    if all(is_tar(part) for part in parts):
         return TarRows(str(data), parts, [plain_tar(_local(part, cache), cache) for part in parts], columns, cache)
     return joined([_open_one(part, columns, separator, cache, trust) for part in parts])
 
@@ -262,42 +288,6 @@ def _open_one(part: str, columns: ListColumns, separator: str | None, cache: Pat
     base = part.partition("?")[0].rpartition("/")[0] if is_remote(part) else str(Path(part).parent)
     lines = read_list(_local(part, cache), separator)
     return PackedRows(part, (_list_row(line, base, columns, trust) for line in lines), cache=cache, trust=trust)
-
-
-def expanded(data: str) -> list[str]:
-    """Expand `::`, braces, globs and folders of tars into local paths and URLs."""
-    if Path(data).is_dir():
-        return _folder_tars(Path(data)) or [data]
-    if Path(data).exists():
-        return [data]
-    from webdataset.shardlists import expand_urls
-
-    try:
-        parts = expand_urls(data)
-    except (AssertionError, ValueError, RuntimeError) as error:
-        raise DataError(f"{data}: the pattern cannot be expanded ({error})") from None
-    found = []
-    for part in parts:
-        if is_remote(part) or not glob.has_magic(part) or Path(part).exists():
-            found += [part] if part == data else expanded(part)
-        else:
-            found += sorted(glob.glob(part))
-    return found
-
-
-def _folder_tars(folder: Path) -> list[str]:
-    """Raises DataError for tars of several sets, such as training and test, which must not be mixed."""
-    tars = sorted(p for p in folder.iterdir() if p.name.endswith(TARS))
-    sets = sorted({tar.name.split(".")[0].rstrip("0123456789") for tar in tars})
-    if len(sets) > 1:
-        raise DataError(
-            f"{folder}: holds tars of several sets ({', '.join(sets)}): name one, as {folder}/{sets[0]}*.tar"
-        )
-    return [str(tar) for tar in tars]
-
-
-def _is_tar(part: str) -> bool:
-    return part.startswith("pipe:") or (part.split("?")[0].lower().endswith(TARS) and not Path(part).is_dir())
 
 
 def _ending(part: str) -> str:
@@ -363,11 +353,11 @@ def _shot_row(shot: ShardSample, columns: ListColumns) -> SourceRow:
     name = shot.name
     if shot.fault:
         return SourceRow(name, fault=shot.fault)
-    media = [m for ending, m in shot.members.items() if f".{ending.rpartition('.')[2]}" in MEDIA]
-    if not media:
-        return SourceRow(name, fault=f"no image or audio file among its members ({', '.join(shot.members)})")
+    member, fault = medium(shot.members)
+    if member is None:
+        return SourceRow(name, fault=fault)
     try:
-        small = {ending: data.decode("utf-8") for ending, data in shot.small.items()}
+        small = {ending: data.decode("utf-8-sig") for ending, data in shot.small.items()}
         fields = json.loads(small.get("json", "{}"))
     except (ValueError, RecursionError) as error:
         return SourceRow(name, fault=f"a member cannot be read ({error})")
@@ -376,7 +366,7 @@ def _shot_row(shot: ShardSample, columns: ListColumns) -> SourceRow:
     label, texts, fault = columns.label_and_texts(fields)
     label = small["cls"].strip() or None if "cls" in small else label
     texts = [small["txt"].strip()] if "txt" in small else texts
-    return SourceRow(media[0].name, [media[0].offset, media[0].size], label, texts, fields, fault)
+    return SourceRow(member.name, [member.offset, member.size], label, texts, fields, fault)
 
 
 def _complete(rows: list[SourceRow]) -> list[SourceRow]:

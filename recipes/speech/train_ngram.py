@@ -42,7 +42,8 @@ from multimodal.data.datasets.speech import plain
 from multimodal.data.datasets.text import listed_texts
 from multimodal.data.manifests import is_manifest, read_text
 from multimodal.data.remote.trust import Trust
-from multimodal.data.sources import TARS, ListColumns, open_source
+from multimodal.data.shards import TARS
+from multimodal.data.sources import ListColumns, open_source
 from multimodal.decoding.ngram import END, START, UNKNOWN
 from multimodal.errors import DataError, UsageError
 from multimodal.system.outputs import Outputs, write_output

@@ -47,6 +47,7 @@ from torch import nn
 
 from multimodal.data.datasets.captions import (
     CaptionAugmentSettings,
+    OneRowPerImage,
     PrepareCaption,
     SourcePart,
     caption_texts,
@@ -116,9 +117,9 @@ def captions(images: list[Image.Image], checkpoint: Checkpoint, beams: int) -> l
 def parts_of(settings: CaptionerRun) -> tuple[list[SourcePart], SourcePart]:
     """Return the parts to train on, and the validation images."""
     opened = lambda data: open_source(data, columns=settings.columns, trust=settings.trust)
-    images = SourcePart.whole(opened(settings.data), settings.batch)
+    images = SourcePart.whole(OneRowPerImage(opened(settings.data)), settings.batch)
     if settings.val:
-        val = SourcePart.whole(opened(settings.val))
+        val = SourcePart.whole(OneRowPerImage(opened(settings.val)))
     else:
         images, val = images.held_out(settings.hold)
     parts = [images]

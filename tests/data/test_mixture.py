@@ -81,6 +81,16 @@ def test_sinkhorns_shares_are_alike_as_source_and_target():
     assert repeats["cs", "de"] > 5 > 1 > repeats["en", "de"]
 
 
+def test_equal_directions_are_repeated_alike_where_others_are_missing():
+    pairs = {way: count for other, count in (("de", 1000), ("fr", 500), ("cs", 20))
+             for way in (("en", other), (other, "en"))}  # fmt: skip
+    repeats = direction_repeats(pairs, 5)
+    for other in ("de", "fr", "cs"):
+        assert repeats["en", other] == pytest.approx(repeats[other, "en"])
+    assert sum(repeats[pair] * pairs[pair] for pair in pairs) == pytest.approx(sum(pairs.values()))
+    assert repeats["en", "cs"] > 5 > 1 > repeats["en", "de"]
+
+
 @pytest.mark.parametrize("weights", [(0, 0, 0), (1, -1, 3), (1, math.nan, 1), (1, math.inf, 1), (1, 2)])
 def test_weights_that_cannot_be_drawn_from_are_refused(weights):
     with pytest.raises(UsageError, match="weights"):

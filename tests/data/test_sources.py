@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from multimodal.data.cleaning.compression import zstd
 from multimodal.data.manifests import short_names
 from multimodal.data.shards import OpenFiles
 from multimodal.data.sources import ListColumns, joined, open_source
@@ -96,7 +97,8 @@ def test_lists_name_columns_and_resolve_paths(tmp_path):
     text = 'img\tsaid\nx.jpg\t"a, ""quoted""\nline"\n\ny.jpg\tb\n'
     (tmp_path / "t.csv").write_text(text)
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode()))
-    for name in ("t.csv", "t.csv.gz"):
+    (tmp_path / "t.csv.zst").write_bytes(zstd.compress(text.encode()))
+    for name in ("t.csv", "t.csv.gz", "t.csv.zst"):
         source = open_source(tmp_path / name, columns=ListColumns("img", "said"))
         assert [source.read(key).texts for key in range(2)] == [('a, "quoted"\nline',), ("b",)]
 
@@ -105,7 +107,8 @@ def test_tars_are_grouped_as_webdataset_groups_them(tmp_path):
     members = [
         ("./a/x.y/one.png", sets.png(1)), ("./a/x.y/one.CLS", b"k\n"), ("./a/x.y/one.seg.png", sets.png(2)),
         ("__meta__/none.png", b"?"), ("two.txt", " Ö ".encode()), ("two.json", b'{"w": 3}'), ("two.jpg", b"J"),
-        ("two.cls", b"m"), ("nodot", b""), ("one.png", sets.png(4)), ("one.cls", b"n"), ("one.txt", b"t"),
+        ("two.cls", b"m"), ("nodot", b""), ("one.seg.png", sets.png(3)), ("one.png", sets.png(4)), ("one.cls", b"n"),
+        ("one.txt", b"t"),
     ]  # fmt: skip
     path = sets.tar(tmp_path / "a.tar", members)
     with path.open("rb") as stream:
@@ -119,6 +122,18 @@ def test_tars_are_grouped_as_webdataset_groups_them(tmp_path):
     assert (source.read(1).texts, source.read(1).fields) == (("Ö",), {"w": 3})
     assert source.read(2).media == theirs[2]["png"]
     assert [row.name.partition("!")[2] for row in rows] == ["./a/x.y/one.png", "two.jpg", "one.png"]
+
+
+def test_a_sample_of_several_images_is_broken_and_byte_order_marks_are_no_text(tmp_path):
+    members = [("a.v1.png", sets.png(1)), ("a.cls", b"k"), ("a.v2.png", sets.png(2)), ("b.png", sets.png(3)),
+               ("b.cls", "\ufeffk".encode()), ("c.wav", b"W"), ("c.mic.wav", b"V"), ("c.cls", b"k"), ("d.png", b"P"),
+               ("d.jpg", b"J"), ("d.cls", b"k")]  # fmt: skip
+    source = open_source(sets.tar(tmp_path / "a.tar", members))
+    assert [source.row(key).fault for key in range(4)] == [
+        "several images in one sample (v1.png, v2.png)", "", "", "several images in one sample (png, jpg)",
+    ]  # fmt: skip
+    assert source.labels == ("k",)
+    assert source.read(2).media == b"W"
 
 
 def test_many_tars_by_folder_pattern_braces_and_list(tmp_path):
@@ -278,6 +293,8 @@ def test_broken_rows_of_a_csv(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"path,text,offset\na.wav,one,0.00\na.wav,two,10\na.wav,three,\n")
     rows = map(open_source(tmp_path / "b.csv").row, range(3))
     assert ["excerpts" in row.fault for row in rows] == [False, True, False]
+    (tmp_path / "c.csv").write_bytes(b"path,text,caption\na.png,,one\nb.png,two,\nc.png,,\n")
+    assert [row.texts for row in map(open_source(tmp_path / "c.csv").row, range(3))] == [["one"], ["two"], [""]]
     (tmp_path / "a.csv").write_bytes(b"filepath,title\na.png,one\nb.png\nc.png,t,u\nd.png,\xff\n,x\ne.png,five\n")
     source = open_source(tmp_path / "a.csv")
     faults = [source.row(key).fault for key in range(6)]
@@ -294,7 +311,9 @@ def test_broken_rows_of_a_csv(tmp_path):
         ("a.csv", b"x,y\n1,2\n", "line 2: no audio_filepath or"), ("a.csv", b"filepath,title\n", "0 found"),
         ("a.csv", b'filepath,title\na,b\nc,"d\n', "line 3: not CSV"),
         ("a.csv", b"filepath,title,,,title\na,b,,,c\n", "duplicate column title .filepath, title"),
-        ("a.csv.gz", b"filepath", "cannot be read .Not a gzipped file"),
+        ("a.csv", b"filepath;title\na;b\n", r"separated by a comma or a tab \(got filepath;title\)"),
+        ("a.csv", "filepath,title\na,b\n".encode("utf-16"), r"expected UTF-8 \(got UTF-16\)"),
+        ("a.csv.gz", b"filepath", "cannot be read .Not a gzipped file"), ("a.csv.zst", b"filepath", "cannot be read"),
         ("a.tar", b"no tar" * 200, "a.tar: not a readable tar"),
         ("a.tar", b"", "a.tar: not a readable tar"), ("a.xyz", b"x", r"must be a folder, a list or a tar.*\.xyz"),
         ("a.json", b'{"file_name": 3}', "line 1: no"), ("a.tar", bytes(10240), "0 found"),

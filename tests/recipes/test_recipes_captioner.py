@@ -34,6 +34,7 @@ from multimodal.train.objectives.captioning import Captioning, CollateCaptions, 
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
+from tests.helpers.data import sets
 from tests.helpers.tiny_run import assert_same_states
 
 RECORD = Preprocessing((32, 32), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -211,6 +212,32 @@ def test_held_out_captions_are_not_among_the_sentences(data):
         sentences([data], [])
     with pytest.raises(UsageError, match=r"hold 0\.1"):
         SourcePart.whole(source, 1).held_out(0.1)
+
+
+@pytest.mark.parametrize("val", [None, "said.csv"])
+def test_lines_of_one_file_are_one_image(train_captioner, data, val):
+    lines = [f"{colour}{i}.png,{text}" for which in (0, 1) for colour, own in SAID.items() for text in own[which::2]
+             for i in range(4)]  # fmt: skip
+    (data / "said.csv").write_text("\n".join(["file_name,caption", *lines, "none.png,"]))
+    named = train_captioner.CaptionerRun((str(data / "said.csv"),), data / "out", hold=0.3, batch=2,
+                                         val=val and str(data / val))  # fmt: skip
+    (images,), held = train_captioner.parts_of(named)
+    trained, judged = ({row.name for row in part.rows()} for part in (images, held))
+    assert (len(images.keys), len(trained)) == ((9, 9) if val is None else (13, 13))
+    assert len(judged) == len(held.keys) == (4 if val is None else 13)
+    assert bool(trained & judged) == (val is not None)
+    for key in held.keys:
+        colour = Path(held.source.read(key).name).stem[:-1]
+        assert list(held.source.read(key).texts) == SAID.get(colour, [""])
+
+
+def test_images_of_one_name_are_told_apart(tmp_path):
+    tokenizer = BytePairTokenizer.train(["a red wall", "a deep blue sea"] * 2, 280)
+    members = [(f"{name}.{end}", data) for name, value in (("a", 1), ("b", 2), ("a", 3))
+               for end, data in (("png", sets.png(value)), ("txt", b"a wall"))]  # fmt: skip
+    source, prepare = open_source(sets.tar(tmp_path / "a.tar", members)), PrepareCaption(tokenizer, 16, RECORD, {})
+    images = [prepare(source.read(key), generator(0)).image for key in (0, 1, 2)]
+    assert [int(image[0, 0, 0]) for image in images] == [1, 2, 3]
 
 
 def test_an_epoch_takes_each_captioned_image_once_and_others_in_turn(data):

@@ -10,7 +10,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from multimodal.data.cleaning.cleaner import CleanedPage, Cleaner
-from multimodal.data.cleaning.compression import is_json
 from multimodal.data.cleaning.merge import Merge
 from multimodal.data.cleaning.options import CleanMachineOptions, CleanOptions
 from multimodal.data.cleaning.pages import Chunk, Position, chunks
@@ -18,6 +17,7 @@ from multimodal.data.cleaning.report import CleanReport
 from multimodal.data.cleaning.state import State
 from multimodal.data.cleaning.targets import Target, part_of
 from multimodal.data.loader import calm_pool_worker
+from multimodal.data.manifests import is_json
 from multimodal.errors import DataError
 
 COMMIT = 5.0  # seconds between states on disk

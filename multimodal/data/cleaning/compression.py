@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from multimodal.data.manifests import JSONL, ending
-
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -26,8 +24,3 @@ def compressed(path: Path, data: bytes) -> bytes:
     if path.suffix.lower() == ".gz":
         return gzip.compress(data, 6, mtime=0)
     return zstd.compress(data) if path.suffix.lower() == ".zst" else data
-
-
-def is_json(path: Path) -> bool:
-    """Return True for JSON lines, False for text."""
-    return ending(path) in JSONL

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from multimodal.data.cleaning.compression import is_json, opened, zstd
+from multimodal.data.cleaning.compression import opened, zstd
+from multimodal.data.manifests import is_json
 from multimodal.errors import DataError
 from multimodal.system.files import open_media, shown, strict_json
 

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,19 +18,20 @@ log = logging.getLogger(__name__)
 
 
 def cached_frames(
-    cache: Path, media: Sequence[Any], read: Callable[[int], Float[Tensor, "F M"]], name: Callable[[int], str],
-    bands: int, where: str, most_broken: float, identity: str = "",
+    cache: Path, items: Sequence[str], read: Callable[[int], Float[Tensor, "F M"]], name: Callable[[int], str],
+    bands: int, where: str, most_broken: float, kind: str = "",
 ) -> list[Float[Tensor, "_ M"]]:  # fmt: skip
-    """Return `read(i)` of each of `media` as float16 [F M], from the folder `cache` if it is there. A changed file or
-    another `identity` is read again. A broken item is logged by name and has no frames.
+    """Return `read(i)` of each of `items` as float16 [F M], from the folder `cache` if it is there. Items are by their
+    `Source.identity`, so a changed file is read again, as with another `kind`. A broken item is logged by name and has
+    no frames.
 
     Raises DataError for a damaged cache, or as soon as more than `most_broken` of all items are broken."""
-    known = "\n".join(f"{one} {_stamp(one)}" for one in media)
-    key = hashlib.sha256(f"{bands} {identity}\n{known}".encode()).hexdigest()[:16]
+    known = "\n".join(items)
+    key = hashlib.sha256(f"{bands} {kind}\n{known}".encode()).hexdigest()[:16]
     path, sizes = cache / f"frames-{key}.f16", cache / f"frames-{key}.npy"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        _compute(path, sizes, len(media), read, name, bands, where, most_broken)
+        _compute(path, sizes, len(items), read, name, bands, where, most_broken)
     file = sizes
     try:
         lengths = np.load(sizes).tolist()
@@ -65,11 +65,3 @@ def _compute(
                 raise DataError(f"{where}: {many}, more than {most_broken:.1%} of its {count}")
     np.save(sizes, np.array(lengths))
     part.rename(path)
-
-
-def _stamp(media: object) -> tuple[int, ...]:
-    """Return size and time of a file."""
-    if not isinstance(media, str) or not os.path.exists(media):
-        return ()
-    status = os.stat(media)
-    return status.st_size, status.st_mtime_ns

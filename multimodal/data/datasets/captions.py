@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from multimodal.data.batching import zeros_of_batch
 from multimodal.data.datasets.class_names import evenly
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
-from multimodal.data.sources import PackedRows, Sample, Source, SourceRow, joined
+from multimodal.data.sources import JoinedSources, PackedRows, Sample, Source, SourceRow, joined
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
@@ -54,7 +56,7 @@ class PrepareCaption:
 
     def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, names: Mapping[str, Sequence[str]]):
         self.tokenizer, self.context, self.record = tokenizer, context, record
-        self.names, self.kept, self.room = names, {}, KEPT
+        self.names, self.kept, self.room = names, dict[Path | bytes, Tensor](), KEPT
 
     def __call__(self, sample: Sample, random: torch.Generator) -> CaptionExample:
         texts = captions_of(sample, self.names)
@@ -67,14 +69,15 @@ class PrepareCaption:
         )
 
     def _image(self, sample: Sample) -> UInt8[Tensor, "H W 3"]:
-        if sample.name not in self.kept:
+        key = sample.media if isinstance(sample.media, Path) else sha256(sample.media).digest()  # names may repeat
+        if key not in self.kept:
             least = math.ceil(SPARE * max(self.record.size))
             image = as_tensor(smaller(read_image(sample.media, least=least), self.record))
             self.room -= image.numel()
             if self.room < 0:
                 return image
-            self.kept[sample.name] = image
-        return self.kept[sample.name]
+            self.kept[key] = image
+        return self.kept[key]
 
 
 def as_tensor(image: Image.Image) -> UInt8[Tensor, "H W 3"]:
@@ -141,6 +144,30 @@ def captions_of(sample: Sample | SourceRow, names: Mapping[str, Sequence[str]]) 
         return list(sample.texts)
     called = names.get(sample.label) or (sample.label.replace("_", " ").lower(),)
     return [template.format(name) for name in called for template in TEMPLATES]
+
+
+class OneRowPerImage(JoinedSources):
+    """A source whose rows of one file, as of a list with a line per caption, are one item with all their texts."""
+
+    def __init__(self, source: Source):
+        super().__init__([source])
+        groups: dict[str, list[int]] = {}
+        for key in range(len(source)):
+            groups.setdefault(source.name(key) if source.row(key).fault else source.identity(key), []).append(key)
+        self.groups = list(groups.values())
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def _at(self, key: int) -> tuple[Source, int]:
+        return self.sources[0], self.groups[key][0]
+
+    def row(self, key: int) -> SourceRow:
+        first, *others = map(self.sources[0].row, self.groups[key])
+        return first._replace(texts=[*first.texts, *chain.from_iterable(row.texts for row in others)])
+
+    def read(self, key: int) -> Sample:
+        return replace(super().read(key), texts=tuple(self.row(key).texts))
 
 
 @dataclass(frozen=True)

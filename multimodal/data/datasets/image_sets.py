@@ -1,6 +1,5 @@
 """Evaluation sets of images: items, classes and class names."""
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,7 +90,7 @@ def captioned(images: ImageSet, count: int | None = None) -> CaptionedImages:
     texts: dict[int, list[str]] = {}
     first: dict[str, int] = {}
     for key, row in whole.items():
-        texts.setdefault(first.setdefault(json.dumps(row.media), key), []).extend(row.texts)
+        texts.setdefault(first.setdefault(images.source.identity(key), key), []).extend(row.texts)
     keys = list(evenly(list(texts), count))
     known = replace(images, keys=keys, broken=[*images.broken, *empty])
     return CaptionedImages(known, {key: texts[key] for key in keys})

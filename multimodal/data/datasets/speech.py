@@ -53,9 +53,9 @@ def load_features(
     source: Source, cache: Path, bands: int = 80, where: str = "", most_broken: float = 1.0
 ) -> list[Float[Tensor, "_ M"]]:
     """Return `cached_frames` of every item's `read_features`."""
-    media = [(row.media if not row.fault else row.fault) for row in map(source.row, range(len(source)))]
+    items = list(map(source.identity, range(len(source))))
     return cached_frames(
-        cache, media, lambda key: read_features(source, key, bands), source.name, bands, where, most_broken
+        cache, items, lambda key: read_features(source, key, bands), source.name, bands, where, most_broken
     )
 
 

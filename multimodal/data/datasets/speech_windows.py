@@ -103,9 +103,9 @@ class SpeechWindows:
 
     @staticmethod
     def _mels(clips: Sequence[SpeechExample], cache: Path, bands: int, manifest: str) -> list[Float[Tensor, "_ M"]]:
-        media = [clip.source.row(clip.key).media for clip in clips]
+        items = [clip.source.identity(clip.key) for clip in clips]
         return cached_frames(
-            cache, media, lambda i: log_mel(trimmed(clips[i].wave()), bands).T,
+            cache, items, lambda i: log_mel(trimmed(clips[i].wave()), bands).T,
             lambda i: clips[i].source.name(clips[i].key), bands, manifest, MOST_BROKEN, f"trimmed {EDGE}",
         )  # fmt: skip
 

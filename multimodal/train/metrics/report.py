@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from multimodal.data.sources import expanded
+from multimodal.data.shards import expanded
 from multimodal.system.files import sha256, versions
 from multimodal.system.outputs import write_output
 from multimodal.tasks.figures import contact_sheet, new_figure, png

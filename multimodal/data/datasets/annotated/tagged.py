@@ -12,10 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from multimodal.data.batching import PaddedText, pad_rows, pad_text
-from multimodal.data.cleaning.compression import is_json
 from multimodal.data.datasets.annotated.rows import json_rows, not_empty
 from multimodal.data.examples import SizedExamples
-from multimodal.data.manifests import read_text
+from multimodal.data.manifests import is_json, read_text
 from multimodal.errors import DataError
 from multimodal.tokens.text.pieces import overlapping
 from multimodal.tokens.text.tokenizer import Piece, Tokenizer

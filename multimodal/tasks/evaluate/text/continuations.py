@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from multimodal.data.batching import pad_rows
-from multimodal.data.cleaning.compression import is_json
 from multimodal.data.datasets.annotated.rows import AnnotatedRow, json_rows, not_empty
 from multimodal.data.datasets.text import IGNORED, TokenBatch, ends_of, texts_in
+from multimodal.data.manifests import is_json
 from multimodal.errors import DataError, TextError
 from multimodal.inference.modules import inference_mode
 from multimodal.system.files import shown
