@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.beams import beams_of
+from multimodal.decoding.beams import STOPPED, beams_of
 from multimodal.decoding.logits import log_softmax
-from multimodal.decoding.sampling import Ends, LogitsProcessor, SampledTokens, Step, ends_of, length_limits
+from multimodal.decoding.sampling import Ends, LogitsProcessor, SampledTokens, Step, StopRule, ends_of, length_limits
 
 LengthNorm = Callable[[int], float]  # number of new tokens without the end -> divisor of their log-probability
 Row = tuple[list[int], float]  # new ids without the end, and the sum of their scores, the end included
@@ -25,11 +25,11 @@ STEPS_AHEAD = 2  # steps, so that the device never waits for the host
 
 @dataclass
 class _Prompt:
-    """One prompt of a beam search: at most `limit` new tokens, the `ended` sequences, and once the search is done the
-    `chosen` ones, best first."""
+    """One prompt of a beam search: at most `limit` new tokens, the `ended` sequences with their normalised scores, and
+    once the search is done the `chosen` ones, best first."""
 
     limit: int
-    ended: list[Row] = field(default_factory=list)
+    ended: list[tuple[float, Row]] = field(default_factory=list)
     chosen: list[Row] | None = None
     rows: list[list[int]] = field(default_factory=lambda: [[]])  # of the active beams
 
@@ -39,7 +39,7 @@ def beam_search(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int], beams: int,
     processors: Sequence[LogitsProcessor] = (), length_penalty: float | LengthNorm | None = None, patience: float = 1.0,
     scorer: LogitsProcessor | None = None, keep: int = 1, early_stopping: EarlyStopping | None = None,
-    interrupt: Callable[[], None] | None = None,
+    stops: StopRule | None = None, interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Beam search as in openai-whisper: a prompt is done when `beams`·`patience` sequences have ended (Kasai et al.
     2022) or at its `max_new`, and its best sequence is returned. With infinite `patience` it continues until no active
@@ -56,6 +56,7 @@ def beam_search(
     sum; a monotonic function of the length is the divisor itself (`per_token` is transformers'). `scorer` turns (ids,
     log-probabilities) into scores to sum, as for joint CTC decoding; all prompts then stay in the batch to the end.
     The `keep` ≤ `beams` best of each prompt are returned together, best first; a missing one has no ids and -inf.
+    `stops`: see `sampling.greedy`; the last token of a sequence that it ends counts like an end token.
     `interrupt` is called before each step; what it raises ends the search.
 
     On `ASYNC_DEVICES` the host reads each step's note (see `beams`) while the next `STEPS_AHEAD` steps run, so a batch
@@ -65,7 +66,7 @@ def beam_search(
     ends, none = ends_of(eos), [([], 0.0)] * keep
     prompts = [_Prompt(limit, chosen=None if limit > 0 else none) for limit in length_limits(max_new, prompt, cache)]
     delay = STEPS_AHEAD if prompt.device.type in ASYNC_DEVICES else 0
-    search = beams_of(step, prompt, cache, ends, beams, every if scorer is None else [*every, scorer])
+    search = beams_of(step, prompt, cache, ends, beams, every if scorer is None else [*every, scorer], stops)
     shrinks, active, last = search.shrinks and scorer is None, prompts, max(one.limit for one in prompts)
     notes = deque[_Note]()
     for count in range(1, last + 1):
@@ -73,7 +74,7 @@ def beam_search(
             interrupt()
         notes.append(_Note(search.next(), active, count))
         while len(notes) > (delay if count < last else 0):
-            notes.popleft().read(ends, stop, keep)
+            notes.popleft().read(stop, keep)
         going = [at for at, one in enumerate(active) if one.chosen is None]
         if not going:
             break
@@ -94,24 +95,23 @@ class _Note:
             self.event = torch.cuda.Event()
             self.event.record()
 
-    def read(self, ends: tuple[int, ...], stop: "_Patience | _Transformers", keep: int) -> None:
+    def read(self, stop: "_Patience | _Transformers", keep: int) -> None:
         if self.event is not None:
             self.event.synchronize()
         for one, row in zip(self.active, self.note.tolist(), strict=True):
             if one.chosen is None:
-                _follow(one, row, self.count, ends, stop, keep)
+                _follow(one, row, self.count, stop, keep)
 
 
-def _follow(
-    one: _Prompt, row: list[float], count: int, ends: tuple[int, ...], stop: "_Patience | _Transformers", keep: int
-) -> None:  # fmt: skip
-    size = (len(row) - stop.beams) // 3
-    totals, tokens, sources = (row[i * size : (i + 1) * size] for i in range(3))
-    beam = [int(at) for at in row[3 * size :]]
-    for rank in range(max(beam)):
-        if tokens[rank] in ends and totals[rank] > -math.inf and stop.takes(one, rank):
-            one.ended.append((one.rows[int(sources[rank])], totals[rank]))
-    kept = [totals[at] if tokens[at] not in ends else -math.inf for at in beam]
+def _follow(one: _Prompt, row: list[float], count: int, stop: "_Patience | _Transformers", keep: int) -> None:
+    size = (len(row) - stop.beams) // 4
+    totals, tokens, sources, ended = (row[i * size : (i + 1) * size] for i in range(4))
+    beam = [int(at) for at in row[4 * size :]]
+    for rank in range(max(beam) + 1):
+        if ended[rank] and totals[rank] > -math.inf and stop.takes(one, rank):
+            ids = [*one.rows[int(sources[rank])], *([int(tokens[rank])] if ended[rank] == STOPPED else [])]
+            one.ended.append((totals[rank] / _norm(count - 1, stop.alpha), (ids, totals[rank])))
+    kept = [-math.inf if ended[at] else totals[at] for at in beam]
     one.rows = [[*one.rows[int(sources[at])], int(tokens[at])] for at in beam]
     if count >= one.limit or stop.settled(one, max(kept), count):
         one.chosen = stop.ranked(one, one.rows, kept)[:keep]
@@ -134,7 +134,7 @@ class _Patience:
             return len(one.ended) >= self.count
         if len(one.ended) < self.keep:
             return False
-        last = heapq.nlargest(self.keep, map(partial(_score, alpha=self.alpha), one.ended))[-1]
+        last = heapq.nlargest(self.keep, (score for score, _ in one.ended))[-1]
         # log-probabilities only fall, and the longest or the shortest sequence to come is divided by the most
         return last >= going / max(_norm(count, self.alpha), _norm(one.limit, self.alpha))
 
@@ -143,8 +143,9 @@ class _Patience:
         as many as fill the beams are ranked among them."""
         apart = math.isinf(self.count)
         others = sorted(zip(rows, scores, strict=True), key=lambda pair: -pair[1])
-        pool = one.ended if apart else one.ended + others[: max(len(rows) - len(one.ended), 0)]
-        ranked = sorted(pool, key=lambda row: -_score(row, self.alpha)) + (others if apart else [])
+        cut = [] if apart else others[: max(len(rows) - len(one.ended), 0)]
+        pool = one.ended + [(_score(row, self.alpha), row) for row in cut]
+        ranked = [row for _, row in sorted(pool, key=_best)] + (others if apart else [])
         return [row for row in ranked if row[1] > -math.inf] or ranked[:1]
 
 
@@ -158,20 +159,25 @@ class _Transformers:
         return rank < self.beams
 
     def settled(self, one: _Prompt, going: float, count: int) -> bool:
-        one.ended = heapq.nlargest(self.beams, one.ended, partial(_score, alpha=self.alpha))
+        one.ended = sorted(one.ended, key=_best)[: self.beams]
         if len(one.ended) < self.beams or self.early_stopping is True:
             return len(one.ended) == self.beams
         bound = _norm(count - 1, self.alpha)
         if self.early_stopping == "never":
             bound = max(bound, _norm(one.limit - 1, self.alpha))
-        return going / bound <= _score(one.ended[-1], self.alpha)
+        return going / bound <= one.ended[-1][0]
 
     def ranked(self, one: _Prompt, rows: list[list[int]], scores: list[float]) -> list[Row]:
-        pool = [(_score(row, self.alpha), row) for row in one.ended]
+        pool = list(one.ended)
         if rows and len(rows[0]) == one.limit:  # without an end in their length
             cut = _norm(one.limit - 1, self.alpha)
             pool += [(score / cut, (ids, score)) for ids, score in zip(rows, scores, strict=True)]
-        return [row for score, row in sorted(pool, key=lambda pair: -pair[0]) if score > -math.inf]
+        return [row for score, row in sorted(pool, key=_best) if score > -math.inf]
+
+
+def _best(scored: tuple[float, Row]) -> float:
+    """Key that sorts the best score first."""
+    return -scored[0]
 
 
 def _stop(

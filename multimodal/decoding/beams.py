@@ -6,18 +6,30 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
 from multimodal.decoding.captured import SearchState, Start, replayable
 from multimodal.decoding.logits import Replayed
-from multimodal.decoding.sampling import PIECE, LogitsProcessor, Step, is_end, next_logits, rows_of
+from multimodal.decoding.sampling import (
+    PIECE,
+    LogitsProcessor,
+    Step,
+    StopRule,
+    is_end,
+    next_logits,
+    rows_of,
+    without_padding,
+)
+
+STOPPED = 2  # by a rule, without an end token
 
 
 class BeamChoice(NamedTuple):
     """The beams of each prompt: the rows that they continue, their tokens and sums, and a note for the host of all
-    continuations, best first: totals, tokens, sources within the prompt, and which of them are the beams."""
+    continuations, best first: totals, tokens, sources within the prompt, whether they end (1, or `STOPPED`), and which
+    of them are the beams."""
 
     rows: Int[Tensor, "Q"]
     tokens: Int[Tensor, "Q"]
@@ -26,20 +38,27 @@ class BeamChoice(NamedTuple):
 
 
 def choose(
-    scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], ends: tuple[int, ...], beams: int, count: int
-) -> BeamChoice:
-    """Choose the `beams` best continuations of each of `count` prompts."""
-    values, indices = _top(scores, min(beams + len(ends), scores.shape[1]))
+    scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], ends: tuple[int, ...], beams: int, count: int,
+    stops: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> BeamChoice:  # fmt: skip
+    """Choose the `beams` best continuations of each of `count` prompts, of the best (1 + ends)·`beams` as transformers.
+    `stops`: (rows, their new tokens) -> those that end so."""
+    most = (1 + len(ends)) * beams  # of which the beams do not end, unless a rule stops them
+    values, indices = _top(scores, min(beams + len(ends) if stops is None else most, scores.shape[1]))
     each, width = values.shape[1], len(scores) // count
     totals = (sums[:, None] + values).nan_to_num(nan=-torch.inf).reshape(count, -1)
-    missing = beams * (beams + len(ends)) - totals.shape[1]  # in the first step, and of a tiny vocabulary
+    missing = max(most - totals.shape[1], 0)  # in the first step, and of a tiny vocabulary
     totals, order = F.pad(totals, (0, missing), value=-torch.inf).sort(dim=1, descending=True, stable=True)
+    totals, order = totals[:, :most], order[:, :most]
     tokens = F.pad(indices.reshape(count, -1), (0, missing), value=ends[0]).gather(1, order)
-    sources, ended = (order // each).clamp(max=width - 1), is_end(tokens, ends)
-    beam = ended.int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
-    note = torch.cat([x.double() for x in (totals, tokens, sources, beam)], 1)
+    sources, ended = (order // each).clamp(max=width - 1), is_end(tokens, ends).int()
     firsts = torch.arange(count, device=scores.device)[:, None] * width
-    kept = totals.gather(1, beam).masked_fill(ended.gather(1, beam), -torch.inf)
+    if stops is not None:
+        stopped = stops((sources + firsts).flatten(), tokens.flatten().clamp(min=0)).view_as(ended)
+        ended = ended.where((ended > 0) | ~stopped, STOPPED)
+    beam = ended.bool().int().sort(dim=1, stable=True).indices[:, :beams]  # the continuing ones, best first
+    note = torch.cat([x.double() for x in (totals, tokens, sources, ended, beam)], 1)
+    kept = totals.gather(1, beam).masked_fill(ended.gather(1, beam) > 0, -torch.inf)
     rows, new = (sources + firsts).gather(1, beam), tokens.gather(1, beam).clamp(min=0)
     return BeamChoice(rows.flatten(), new.flatten(), kept.flatten(), note)
 
@@ -65,9 +84,10 @@ class Beams:
 
     def __init__(
         self, step: Step, prompt: Int[Tensor, "B T"], cache: Cache, ends: tuple[int, ...], beams: int,
-        processors: Sequence[LogitsProcessor],
+        processors: Sequence[LogitsProcessor], stops: StopRule | None = None,
     ):  # fmt: skip
         self.step, self.cache, self.ends, self.beams, self.processors = step, cache, ends, beams, processors
+        self.stops = stops
         self.prompts, self.ids, self.new = len(prompt), prompt, prompt
         self.sums = torch.zeros(len(prompt), dtype=torch.float32, device=prompt.device)
         self.followers = [one for one in processors if hasattr(one, "reorder_rows")]
@@ -75,13 +95,19 @@ class Beams:
     def next(self) -> Float[Tensor, "B N"]:
         """Make the next token of each beam, and return the note of the `BeamChoice`."""
         scores = next_logits(self.step, self.new, self.cache, self.ids, self.processors)
-        rows, tokens, self.sums, note = choose(scores, self.sums, self.ends, self.beams, self.prompts)
+        rows, tokens, self.sums, note = choose(
+            scores, self.sums, self.ends, self.beams, self.prompts, self._stopped if self.stops else None
+        )
         if rows.device.type != "cpu" or rows.tolist() != list(range(len(self.ids))):
             self.cache.reorder_rows(rows)
         for one in self.followers:
             one.reorder_rows(rows)
         self.ids, self.new = torch.cat([self.ids[rows], tokens[:, None]], 1), tokens[:, None]
         return note
+
+    def _stopped(self, rows: Int[Tensor, "N"], tokens: Int[Tensor, "N"]) -> Bool[Tensor, "N"]:
+        seen = without_padding(self.ids, self.cache)
+        return self.stops(torch.cat([seen[rows], tokens[:, None]], 1))
 
     def keep(self, prompts: list[int]) -> None:
         """Continue with these prompts alone."""
@@ -112,7 +138,7 @@ class BeamState(SearchState):
     def __init__(self, rules: BeamRules, rows: int, capacity: int, device: torch.device):
         super().__init__(rules.processors, rows, capacity, device)
         self.rules, self.prompts = rules, rows // rules.width
-        size = 3 * rules.width * (rules.width + len(rules.ends)) + rules.width
+        size = 4 * rules.width * (1 + len(rules.ends)) + rules.width
         self.note = torch.zeros(self.prompts, size, dtype=torch.float64, device=device)
 
     def put(self, choice: BeamChoice, at: Int[Tensor, "1"]) -> None:
@@ -158,10 +184,10 @@ class CapturedBeams:
 
 def beams_of(
     step: Step, prompt: Int[Tensor, "B T"], cache: Any, ends: tuple[int, ...], beams: int,
-    processors: Sequence[LogitsProcessor],
+    processors: Sequence[LogitsProcessor], stops: StopRule | None = None,
 ) -> Beams | CapturedBeams:  # fmt: skip
     """The device's side of a search, inside of a CUDA graph where the cache offers one and all can be replayed."""
     start: Callable | None = getattr(cache, "start_search", None)  # of a static cache on a GPU
-    if start is not None and (replayed := replayable(processors, prompt)) is not None:
+    if start is not None and stops is None and (replayed := replayable(processors, prompt)) is not None:
         return CapturedBeams(start, step, prompt, cache, BeamRules(ends, beams, replayed))
-    return Beams(step, prompt, cache, ends, beams, processors)
+    return Beams(step, prompt, cache, ends, beams, processors, stops)

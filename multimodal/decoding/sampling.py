@@ -25,6 +25,7 @@ from multimodal.blocks.cache import Cache
 Step = Callable[[Tensor, Cache], Tensor]
 Ends = int | Sequence[int]  # the token that ends a row, or several; -1 or none: no token does
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+StopRule = Callable[[Tensor], Tensor]  # ids so far [B T] as processors see them -> bool [B]: the row ends here
 # (logits [B V], number of each prompt in the batch or None once all its rows have ended) -> tokens [B] and their
 # log-probabilities [B]
 Sampler = Callable[[Tensor, list[int | None]], tuple[Tensor, Tensor]]
@@ -58,25 +59,28 @@ def cross_attention_step(
 
 def greedy(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int],
-    processors: Sequence[LogitsProcessor] = (), interrupt: Callable[[], None] | None = None,
+    processors: Sequence[LogitsProcessor] = (), stops: StopRule | None = None,
+    interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Take the most probable token until each row has ended or has `max_new` tokens (one number, or one per prompt).
-    `interrupt` is called before each step; what it raises ends the search."""
-    return _last(generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors), interrupt)
+    `stops` ends a row that has no end token. `interrupt` is called before each step; what it raises ends the search."""
+    steps = generate_steps(step, prompt, cache, eos=eos, max_new=max_new, processors=processors, stops=stops)
+    return _last(steps, interrupt)
 
 
 def generate_steps(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int],
     processors: Sequence[LogitsProcessor] = (), choose: Sampler | None = None, copies: int = 1,
+    stops: StopRule | None = None,
 ) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
     """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
-    `MultinomialSampler`, None for greedy; `copies`: see `sample`."""
+    `MultinomialSampler`, None for greedy; `copies`: see `sample`; `stops`: see `greedy`."""
     captured = getattr(cache, "generate", None)  # of a static cache on a GPU
-    if captured and (steps := captured(step, prompt, eos, max_new, processors, choose, copies)):
+    if captured and stops is None and (steps := captured(step, prompt, eos, max_new, processors, choose, copies)):
         return steps
     best = cache.best or _best
     choose = choose or (lambda logits, live: best(logits))
-    return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies)
+    return _one_by_one(step, prompt, cache, choose, eos, max_new, processors, copies, stops)
 
 
 def _best(logits: Float[Tensor, "B V"]) -> tuple[Int[Tensor, "B"], Float[Tensor, "B"]]:
@@ -103,20 +107,20 @@ def sample(
     step: Step, prompt: Int[Tensor, "B T"], cache: Cache, *, eos: Ends, max_new: int | Sequence[int],
     temperature: float, generators: Sequence[torch.Generator], copies: int = 1,
     processors: Sequence[LogitsProcessor] = (), narrow: Callable[[Tensor], Tensor] | None = None,
-    interrupt: Callable[[], None] | None = None,
+    stops: StopRule | None = None, interrupt: Callable[[], None] | None = None,
 ) -> SampledTokens:  # fmt: skip
     """Sample from softmax(logits / temperature). Log-probabilities are those at temperature 1.
 
     `narrow` filters these logits [B V] with -inf, as `logits.top_p` does, without changing the log-probabilities.
 
     Each prompt gives `copies` consecutive rows and has its own generator, so that it samples what it would alone, and
-    with the same seed what openai-whisper samples. All generators must be on one device. `interrupt`: as for
+    with the same seed what openai-whisper samples. All generators must be on one device. `stops`, `interrupt`: as for
     `greedy`."""
     if len(generators) != len(prompt):
         raise ValueError(f"{len(generators)} generators for {len(prompt)} prompts")
     draw = MultinomialSampler(temperature, generators, copies, narrow)
     steps = generate_steps(
-        step, prompt, cache, eos=eos, max_new=max_new, processors=processors, choose=draw, copies=copies
+        step, prompt, cache, eos=eos, max_new=max_new, processors=processors, choose=draw, copies=copies, stops=stops
     )
     return _last(steps, interrupt)
 
@@ -187,11 +191,18 @@ def next_logits(
     logits = step(new, cache)[:, -1]
     # processors write into a copy; passes over the vocabulary are faster on contiguous rows
     logits = logits.to(torch.float32, copy=bool(processors), memory_format=torch.contiguous_format)
-    if processors and cache.start is not None:
-        ids = ids.masked_fill(torch.arange(ids.shape[1], device=ids.device) < cache.start[:, None], PADDING)
+    if processors:
+        ids = without_padding(ids, cache)
     for processor in processors:
         logits = processor(ids, logits)
     return logits
+
+
+def without_padding(ids: Int[Tensor, "B T"], cache: Cache) -> Int[Tensor, "B T"]:
+    """Ids as processors see them."""
+    if cache.start is None:
+        return ids
+    return ids.masked_fill(torch.arange(ids.shape[1], device=ids.device) < cache.start[:, None], PADDING)
 
 
 def rows_of(prompts: list[int], width: int, device: torch.device) -> Int[Tensor, "R"]:
@@ -203,7 +214,7 @@ def rows_of(prompts: list[int], width: int, device: torch.device) -> Int[Tensor,
 @torch.inference_mode()
 def _one_by_one(
     step: Step, prompt: Tensor, cache: Cache, choose: Sampler, eos: Ends, max_new: int | Sequence[int],
-    processors: Sequence[LogitsProcessor], copies: int,
+    processors: Sequence[LogitsProcessor], copies: int, stops: StopRule | None,
 ) -> Generator[Tensor, None, SampledTokens]:  # fmt: skip
     limits, every = length_limits(max_new, prompt, cache), ends_of(eos)
     limit = torch.tensor(limits, device=prompt.device).repeat_interleave(copies)
@@ -215,11 +226,10 @@ def _one_by_one(
     numbers, results = list(range(len(prompt))), {}
 
     def take(prompts: list[int]) -> None:
-        made = ids[:, prompt.shape[1] :].unflatten(0, (-1, copies))
+        made, most = ids[:, prompt.shape[1] :].tolist(), limit.tolist()
         for at in prompts:
-            number = numbers[at]
-            rows = [until(row[: limits[number]], every) for row in made[at].tolist()]
-            results[number] = rows, sums[at * copies : (at + 1) * copies].tolist()
+            own = range(at * copies, (at + 1) * copies)
+            results[numbers[at]] = [until(made[i][: most[i]], every) for i in own], [sums[i].item() for i in own]
 
     for count in range(1, max(limits) + 1):
         logits = next_logits(step, new, cache, ids, processors)
@@ -232,6 +242,9 @@ def _one_by_one(
         ended |= is_end(token, every) | (limit <= count)
         new = token[:, None]
         ids = torch.cat([ids, new], 1)
+        if stops is not None:
+            stopped = stops(without_padding(ids, cache))
+            limit, ended = limit.where(~stopped, limit.clamp(max=count)), ended | stopped
         yield token
         if ids.device.type != "cpu" and count % CHECK_EVERY:
             continue

@@ -6,7 +6,14 @@ from itertools import takewhile
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel, logging
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    StoppingCriteriaList,
+    logging,
+)
 
 from multimodal.blocks.cache import Cache
 from multimodal.decoding import logits, sampling
@@ -14,6 +21,7 @@ from multimodal.decoding.beam_search import STEPS_AHEAD, beam_search, per_token
 
 PAD, EOS, VOCABULARY, MOST = 0, 2, 13, 10
 ENDS = [EOS, 7, 11]  # where a model has several; 7 is in a prompt
+STOPPING = ([8], [9])  # ids that a stop rule stops at
 PROMPTS = [[5], [3, 4, 5, 6, 7, 3, 4], [8, 9, 3], [10, 3]]
 logging.set_verbosity_error()
 
@@ -134,8 +142,9 @@ def compare(
         (ids, start), step = sampling.left_pad(PROMPTS), step_of(model)
     else:
         ids, start, step = torch.full((len(sources), 1), EOS), None, answering(model, sources)
+    more = {"stops": stopping} if "stopping_criteria" in asked else {}
     together = decode(
-        step, ids, Cache(1, start), eos=ends, max_new=MOST, processors=processors_of(options, ids.shape[1])
+        step, ids, Cache(1, start), eos=ends, max_new=MOST, processors=processors_of(options, ids.shape[1]), **more
     )
     keep = asked.get("num_return_sequences", 1)
     for row, prompt in enumerate(PROMPTS if sources is None else sources):
@@ -143,7 +152,7 @@ def compare(
         own = slice(row * keep, (row + 1) * keep)
         assert together.ids[own] == expected
         for ids, total, score in zip(expected, together.logprobs[own], scores, strict=bool(scores)):
-            size = len(ids) + (len(ids) < MOST)
+            size = len(ids) + (len(ids) < MOST and not ("stopping_criteria" in asked and ids[-1:] in STOPPING))
             assert total / size ** asked["length_penalty"] == pytest.approx(score, abs=1e-4)
     return together.ids
 
@@ -170,6 +179,22 @@ def test_beams_equal_transformers_generate(kind, beams, early, alpha, request):
     model, (decode, asked) = request.getfixturevalue(kind), searching(beams, early, alpha)
     found = compare(model, decode, OPTIONS[beams % 3], PROMPTS if kind == "bart" else None, **asked)
     assert len(set(map(tuple, found))) > 2
+
+
+def stopping(ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Tensor:
+    return (ids[:, -1:] == torch.tensor(STOPPING).T).any(1)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bart"])
+def test_stop_rules_equal_transformers_stopping_criteria(kind, request):
+    """A sequence that one stops has no end, and its last token is a candidate among the others."""
+    model, sources = request.getfixturevalue(kind), PROMPTS if kind == "bart" else None
+    asked = {"stopping_criteria": StoppingCriteriaList([stopping])}
+    found = compare(model, sampling.greedy, {}, sources, **asked)
+    for stop in STOPS:
+        decode, more = searching(*stop)
+        found += compare(model, decode, {}, sources, **asked, **more)
+    assert {ids[-1:] in STOPPING for ids in found} == {True, False}
 
 
 @pytest.mark.parametrize(("beams", "early", "alpha"), [(2, True, 1.0), (2, "never", -0.7)])

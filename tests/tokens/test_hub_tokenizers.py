@@ -62,14 +62,16 @@ def saved(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
 def test_ids_and_texts_equal_transformers(tmp_path, name):
     tokenizer, theirs = made(tmp_path, name), reference(hub_folder(tmp_path, name)[0])
     again = saved(tokenizer, tmp_path / "ours")
-    plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    plain, part = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}, re.compile("<0x[89A-F]")
     for text in texts(special_tokens(name)):
         ids = theirs.encode(text, add_special_tokens=False)
         assert tokenizer.encode(text) == again.encode(text) == ids, text
         assert tokenizer.decode(ids) == again.decode(ids) == theirs.decode(ids, **plain), text
     draw = random.Random(1)
+    # the library loses characters beside a byte of none
+    whole = [i for i, token in enumerate(theirs.convert_ids_to_tokens(range(len(theirs)))) if not part.match(token)]
     for _ in range(100):  # control tokens among them
-        ids = [draw.randrange(len(theirs)) for _ in range(15)]
+        ids = draw.choices(whole, k=15)
         assert tokenizer.decode(ids) == again.decode(ids) == theirs.decode(ids, **plain)
 
 

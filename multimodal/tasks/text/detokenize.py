@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from multimodal.decoding.sampling import PADDING, LogitsProcessor
+from multimodal.decoding.sampling import PADDING, StopRule
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 HALF = "\ufffd"  # decoded from incomplete UTF-8
@@ -73,20 +73,16 @@ def _overlap(text: str, stop: str) -> int:
     return next((count for count in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:count])), 0)
 
 
-def ends_at(stops: Sequence[str], tokenizer: Tokenizer, start: int, eos: int) -> LogitsProcessor:
-    """Force the token `eos` in rows whose text after a prompt of `start` ids contains a stop string."""
+def stop_rule(stops: Sequence[str], tokenizer: Tokenizer, start: int) -> StopRule:
+    """Stop rows whose text after a prompt of `start` ids contains a stop string."""
     tail = max(len(stop.encode()) for stop in stops) + BEFORE
 
     def stopped(prompt: list[int], new: list[int]) -> bool:
         recent = continuation(tokenizer, (prompt + new[:-tail])[-BEFORE:], new[-tail:])
         return cut_at(recent, stops)[1] and cut_at(continuation(tokenizer, prompt, new), stops)[1]
 
-    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+    def rule(ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B"]:
         rows = [stopped([i for i in row[:start] if i != PADDING], row[start:]) for row in ids.tolist()]
-        if any(rows):
-            ended = torch.tensor(rows, device=logits.device)
-            logits[ended] = -torch.inf
-            logits[ended, eos] = 0.0
-        return logits
+        return torch.tensor(rows, device=ids.device)
 
-    return processor
+    return rule

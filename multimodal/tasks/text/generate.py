@@ -21,6 +21,7 @@ from multimodal.decoding.sampling import (
     SampledTokens,
     Sampler,
     Step,
+    StopRule,
     generate_steps,
     greedy,
     left_pad,
@@ -35,7 +36,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArguments
 from multimodal.tasks.encode.loaded import Items, LoadedModel, Model, answered, device_of, loaded
 from multimodal.tasks.encode.search_defaults import search_defaults, search_settings, warn_of_search
-from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, ends_at
+from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, stop_rule
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.weights.folder import Checkpoint
@@ -238,7 +239,7 @@ class TextWriter:
         step, cache, ids = self.start(rows, max(limits))
         common = {
             "eos": self.ends, "max_new": limits, "processors": self._processors(ids.shape[1], max(limits)),
-            "interrupt": self.interrupt,
+            "stops": self._stops(ids.shape[1]), "interrupt": self.interrupt,
         }  # fmt: skip
         if options.temperature > 0:
             seeds = self.seeds or [options.seed] * len(rows)
@@ -278,7 +279,8 @@ class TextWriter:
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
         step, cache, ids = self.start([row], limit)
         chosen = self._processors(ids.shape[1], limit)
-        steps = generate_steps(step, ids, cache, eos=self.ends, max_new=limit, processors=chosen, choose=self._choice())
+        steps = generate_steps(step, ids, cache, eos=self.ends, max_new=limit, processors=chosen, choose=self._choice(),
+                               stops=self._stops(ids.shape[1]))  # fmt: skip
         detokenizer = IncrementalDetokenizer(self.tokenizer, self._before(row), self.options.stop)
         while True:
             try:
@@ -314,8 +316,10 @@ class TextWriter:
         if options.min_tokens:
             chosen.append(processors.suppress_first(self.ends, start, options.min_tokens))
         chosen += self._forced(start, limit)
-        chosen += [processors.end_if_all_forbidden(self.ends[0])] if len(chosen) > free else []
-        return chosen + ([ends_at(options.stop, self.tokenizer, start, self.ends[0])] if options.stop else [])
+        return chosen + ([processors.end_if_all_forbidden(self.ends[0])] if len(chosen) > free else [])
+
+    def _stops(self, start: int) -> StopRule | None:
+        return stop_rule(self.options.stop, self.tokenizer, start) if self.options.stop else None
 
     def _forced(self, start: int, limit: int) -> list[LogitsProcessor]:
         """The first and last token that an encoder-decoder asks for, such as BART for summaries. Its answers have one
@@ -354,5 +358,5 @@ class TextWriter:
         elif self.encoder is None and self.limit is None and len(row) <= self.context < len(row) + len(ids) - 1:
             warnings.warn(f"text: exceeds the {self.context} tokens that the model was trained on", stacklevel=3)
         text = text if ended or stop else text.rstrip(HALF)  # an incomplete character
-        tokens = len(ids) + ended
+        tokens = len(ids) + (stopped == "end")
         return Continuation(text, logprob / float(tokens) ** self.options.length_penalty, logprob, tokens, stopped, ids)

@@ -82,9 +82,14 @@ def test_a_stop_ends_a_chat_whose_first_end_is_not_the_tokenizers(folder):
         options = {"chat": True, "max_new_tokens": NEW, **more}
         ((whole,),) = Generator(checkpoint, **options).many(["The cat sat"])
         stop = whole.text[2:4]
-        ((found,),) = Generator(checkpoint, **options, stop=[stop]).many(["The cat sat"])
+        generator = Generator(checkpoint, **options, stop=[stop])
+        ((found,),) = generator.many(["The cat sat"])
         assert (found.text, found.stopped) == (whole.text[: whole.text.index(stop)], "stop")
         assert found.ids == whole.ids[: len(found.ids)] != whole.ids
+        assert found.tokens == len(found.ids)  # without an end
+        own = generator.writer.logits(generator.writer.ids("The cat sat"), found.ids).log_softmax(-1)
+        logprob = own.gather(1, torch.tensor(found.ids)[:, None]).sum().item()
+        assert (found.logprob, found.score) == pytest.approx((logprob, logprob / found.tokens), rel=1e-5)
 
 
 def test_what_a_user_types_is_no_turn(folder):

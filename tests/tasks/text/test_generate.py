@@ -13,14 +13,12 @@ from multimodal.errors import CheckpointError, MultimodalError, TextError, Usage
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.text.choices import scored
-from multimodal.tasks.text.detokenize import IncrementalDetokenizer, continuation
 from multimodal.tasks.text.examples import Demonstration, read_examples, with_examples
 from multimodal.tasks.text.generate import Generator, TextWriter, generate, generate_many
 from multimodal.tasks.text.options import options_for
 from multimodal.tasks.text.translate import asked_of
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
-from multimodal.tokens.text.tiktokens import GPT2Tokenizer
 from multimodal.weights.card import searched
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
@@ -165,48 +163,6 @@ def test_what_is_streamed_is_the_whole_text(options, kind):
     assert all(parts)
     with pytest.raises(UsageError, match="stream: expected beam_size 1"):
         Generator(model, beam_size=2).stream("hello")
-
-
-WRITTEN = ["naïve 🙂🙂 café, 日本語のテキスト", "Once upon a time, Lily  was\n\tsad. It isn't 3.5!", " x", "aé"]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "bytes", "stories"])
-def test_a_text_grows_by_whole_letters_only(kind, shared_data):
-    if kind == "stories":
-        tokenizer = load(shared_data / "weights" / "stories260K").tokenizer
-    else:
-        tokenizer = {"gpt2": GPT2Tokenizer, "bytes": ByteTokenizer}[kind]()
-    for text in WRITTEN:
-        ids = tokenizer.encode("Well," + text)
-        for cut in (0, 1, len(tokenizer.encode("Well,"))):
-            growing = IncrementalDetokenizer(tokenizer, ids[:cut])
-            parts = [growing.add(token) for token in ids[cut:]]
-            whole = continuation(tokenizer, ids[:cut], ids[cut:])
-            assert "".join(parts) + growing.end(True) == whole
-            assert ("Well," + text).endswith(whole.removeprefix("\ufffd"))
-            assert not any("\ufffd" in part for part in parts[1:])
-
-
-def test_a_stop_ends_the_text_wherever_tokens_split_it():
-    tokenizer = ByteTokenizer()
-
-    def parts(text: str, *stops: str) -> list[str]:
-        growing = IncrementalDetokenizer(tokenizer, [], stops)
-        return [growing.add(token) for token in tokenizer.encode(text)] + [growing.end(True)]
-
-    assert parts("abcd", "cd") == ["a", "b", "", "", ""]
-    assert parts("abcx", "cd") == ["a", "b", "", "cx", ""]
-    assert parts("abc", "cd") == ["a", "b", "", "c"]
-    assert "".join(parts("a\n\nb", "\n\n", "b")) == "a"
-    assert "".join(parts("aab", "ab")) == "a"
-
-
-def test_a_half_letter_at_the_limit_is_left_out():
-    growing, ids = IncrementalDetokenizer(ByteTokenizer(), []), ByteTokenizer().encode("aé")
-    assert [growing.add(token) for token in ids[:2]] == ["a", ""]
-    assert growing.end(False) == ""
-    growing.add(ids[2])
-    assert growing.end(False) == ""
 
 
 def test_examples_stand_before_the_prompt_as_far_as_they_fit(tmp_path):

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
+BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # token of a byte
 STRIPS = ("lstrip", "rstrip", "single_word")
 IDS = ("pad_id", "bos_id", "eos_id", "mask_id", "unknown_id")
 
@@ -60,6 +63,7 @@ class HubTokenizer(Tokenizer):
         self.control = frozenset(control.values()) - {unknown_id} | nameless
         inert = without_control(pipeline, set(control))
         self._backend = _backend(inert)
+        self._falls_back = '"ByteFallback"' in json.dumps(pipeline.get("decoder"))
         self._chunks = BackendChunkCache(self._backend) if splits_at_blanks(inert) else None
         with no_panic("the pipeline", CheckpointError):
             if next(patterns_of(pipeline), None) is not None:
@@ -112,6 +116,8 @@ class HubTokenizer(Tokenizer):
         decoder = self._backend.decoder
         if not decoder:
             return " ".join(tokens)
+        if self._falls_back:
+            tokens = _whole_characters(tokens)
         with no_panic(f"ids {ids[:5]}", TextError):
             return decoder.decode(tokens) if tokens else ""
 
@@ -172,6 +178,22 @@ def vocabulary(pipeline: dict[str, Any]) -> Iterator[tuple[str, int]]:
         if not isinstance(token, str) or type(i) is not int or i < 0:
             raise CheckpointError(f"invalid token {str(token)[:40]!r} with id {i!r:.20}")
         yield token, i
+
+
+def _whole_characters(tokens: list[str]) -> list[str]:
+    """Tokens with U+FFFD in place of each byte of no whole character, as SentencePiece decodes them: the `tokenizers`
+    library drops all characters of a run of bytes of which one is wrong, or not written yet."""
+    made = list[str]()
+    for named, run in groupby(tokens, lambda token: BYTE.fullmatch(token) is not None):
+        if named:
+            text = bytes(int(token[3:5], 16) for token in run).decode(errors="surrogateescape")
+            run = chain.from_iterable(["\ufffd"] if "\udc80" <= c <= "\udcff" else _spelled(c) for c in text)
+        made += run
+    return made
+
+
+def _spelled(character: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in character.encode()]
 
 
 def _tokens(pipeline: dict[str, Any], control: dict[str, int], size: int) -> list[str | None]:
