@@ -149,7 +149,8 @@ def check_like(name: str, tensor: Tensor, expected: Tensor, where: str) -> None:
     """Raise CheckpointError unless shape and kind of number are as `expected`."""
     if tensor.shape != expected.shape:
         raise CheckpointError(f"{where}: tensor {name!r} has shape {list(tensor.shape)}, not {list(expected.shape)}")
-    if tensor.is_floating_point() != expected.is_floating_point():
+    scaled = tensor.is_floating_point() and tensor.itemsize < 2  # 8 bits mean nothing without a scale
+    if scaled or tensor.is_floating_point() != expected.is_floating_point():
         raise CheckpointError(f"{where}: tensor {name!r} holds {tensor.dtype}, not {expected.dtype}")
 
 

@@ -325,6 +325,13 @@ def test_folders_without_one_weights_file_are_refused(tmp_path):
         load(tmp_path)
 
 
+def test_a_folder_of_an_adapter_is_told_to_be_merged(tmp_path):
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match=r"holds a PEFT adapter \(adapter_config.json\) .* merge the two first"):
+        load(tmp_path)
+
+
 def test_names_of_families_can_be_typed():
     assert all(name.replace("-", "").replace("_", "").isalnum() for name in families()), list(families())
 

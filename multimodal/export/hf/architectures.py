@@ -21,8 +21,9 @@ PREFIXES = {
 }  # fmt: skip
 
 
-def architecture(kind: str, model: nn.Module) -> str:
-    """Class of a model whose configuration has this `model_type`."""
+def architecture(kind: str, model: nn.Module, family: str, labelled: bool) -> str:
+    """Class of a model whose configuration has this `model_type` and whose tensors have the `family`'s names.
+    `labelled`: its classes have names, which choices have not."""
     config = model.config
     suffix = "Model"
     if isinstance(model, EncoderDecoder | Whisper):
@@ -30,18 +31,19 @@ def architecture(kind: str, model: nn.Module) -> str:
     elif isinstance(model, ViT) and config.classes:
         suffix = "ForImageClassification" + "WithTeacher" * (config.pool == "pair")
     elif isinstance(model, TextTransformer):
-        suffix = _text(kind, model)
+        suffix = _text(kind, model, family, labelled)
     elif not isinstance(model, CLIP | ViT):
         raise TypeError(f"{type(model).__name__}: expected a model with a class in transformers")
     return PREFIXES[kind] + (suffix.replace("Model", "TextModel") if kind == "gemma3_text" else suffix)
 
 
-def _text(kind: str, model: TextTransformer) -> str:
+def _text(kind: str, model: TextTransformer, family: str, labelled: bool) -> str:
     config = model.config
     heads = {
         "ForTokenClassification": config.tags, "ForQuestionAnswering": config.spans,
         "ForPreTraining": config.detect or (config.classes and config.tied is not None),
-        "ForMultipleChoice": config.classes == 1, "ForSequenceClassification": config.classes,
+        "ForNextSentencePrediction": family == "bert-next-sentence",
+        "ForMultipleChoice": config.classes == 1 and not labelled, "ForSequenceClassification": config.classes,
         "ForMaskedLM": config.tied is not None and not config.causal,
         "LMHeadModel": config.tied is not None and kind in ("gpt2", "bert"),
         "ForCausalLM": config.tied is not None,

@@ -23,6 +23,7 @@ from multimodal.weights.table import Tensors, export_tensors
 WRITERS = DECODERS | TOWERS
 SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets two of zeros
 SHOWN = 2
+UNLABELLED = ("-choice", "-next-sentence")  # ends of families whose classes have no names
 TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
 
@@ -30,13 +31,14 @@ def described(checkpoint: Checkpoint, kinds: Collection[str] = WRITERS) -> tuple
     """The configuration, without ids of tokens, and the tensors of a family that says all of the model. `kinds`: values
     of `model_type`. Raises UsageError if none does."""
     check_kind(checkpoint, "hf" if kinds is WRITERS else "gguf")
-    model, known = checkpoint.original(), families().values()
-    known = [family for family in known if family.model is type(model) and not family.name.endswith("-old")]
+    model, labelled = checkpoint.original(), bool(checkpoint.card.get("labels"))
+    unfit = ("-old", *UNLABELLED) if labelled else "-old"
+    known = [one for one in families().values() if one.model is type(model) and not one.name.endswith(unfit)]
     pairs = [(family, kind) for kind in WRITERS for family in known if kind in family.types and kind in kinds]
     pairs.sort(key=lambda pair: pair[0].name != checkpoint.card.get("format"))
     near, lost = "", []
     for family, kind in pairs:
-        if (found := _written(family, kind, model)) is None:
+        if (found := _written(family, kind, model, labelled)) is None:
             continue
         written, tensors, apart = found
         if not apart:
@@ -63,7 +65,9 @@ def halved(config: Any, state: Tensors) -> tuple[Any, Tensors]:
     return replace(config, positions=replace(config.positions, interleaved=False)), made
 
 
-def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any], Tensors, list[str]] | None:
+def _written(
+    family: Family, kind: str, model: nn.Module, labelled: bool
+) -> tuple[dict[str, Any], Tensors, list[str]] | None:
     """Configuration and tensors of a family, and which options of the model they lack; None if it has no place for
     some tensor."""
     own, state = halved(model.config, model.state_dict())
@@ -71,7 +75,8 @@ def _written(family: Family, kind: str, model: nn.Module) -> tuple[dict[str, Any
         own, state = replace(own, segments=2), state | {"segments.weight": torch.zeros(2, own.embed_width or own.width)}
     try:
         tensors = export_tensors(family.rows(own), state)
-        written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [architecture(kind, model)]}
+        name = architecture(kind, model, family.name, labelled)
+        written = WRITERS[kind](own, kind) | {"model_type": kind, "architectures": [name]}
         made = family.config_from(family.completed(written, tensors), tensors)
         if family.one_size and isinstance(own, ViTConfig):  # positions are interpolated only if asked
             own = replace(own, position_offset=made.position_offset)

@@ -83,7 +83,7 @@ def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     made = dict(config)
     count = getattr(model.config, "tags", 0) or getattr(model.config, "classes", 0)
-    if count > 1:
+    if count and not config["architectures"][0].endswith("ForMultipleChoice"):
         names = checkpoint.card.get("names") or checkpoint.card.get("labels") or ()
         names = list(names) if len(names) == count else [f"LABEL_{i}" for i in range(count)]
         made |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}

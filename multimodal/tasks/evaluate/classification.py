@@ -175,7 +175,7 @@ def evaluate_classifier(
 
     `columns`: names of text and label in a table of texts; of all columns of a CSV without a header. `limit`: at most
     this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError for a model
-    without classes, DataError for data that does not fit."""
+    without classes or with several labels an item, DataError for data that does not fit."""
     model = checkpoint.model.eval()
     if isinstance(model, FTTransformer):
         table = Columns.from_card(checkpoint.card, checkpoint.source)
@@ -194,6 +194,8 @@ def evaluate_classifier(
     if not labels or (checkpoint.preprocessing if image else checkpoint.tokenizer) is None:
         missing = "labels" if not labels else "preprocessing" if image else "tokenizer"
         raise CheckpointError(f"model {checkpoint.source}: checkpoint has no {missing}")
+    if checkpoint.card.get("scores") == "sigmoid":
+        raise UsageError(f"model {checkpoint.source}: expected a classifier of one label an item, got one of several")
     if image:
         source = open_source(data, trust=trust)
         accuracy = ImageAccuracy(source, labels, checkpoint.preprocessing, data, limit, batch_size)

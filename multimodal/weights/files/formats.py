@@ -14,6 +14,7 @@ SAFE_NAMES = (
     "model.safetensors.index.json",
 )  # fmt: skip
 PICKLED_NAMES = ("open_clip_pytorch_model.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTER = "adapter_config.json"
 CTRANSLATE2_NAME = "model.bin"
 HEAD_BYTES = 1 << 16
 GGUF = "a GGUF file of llama.cpp"
@@ -36,7 +37,9 @@ def is_pickled(path: Path) -> bool:
 
 def find_weights(folder: Path) -> Path:
     """The weights file of a folder, or the index of its shards; safetensors first. Raises CheckpointError when there
-    are none, or several that are not shards of one model."""
+    are none, several that are not shards of one model, or an adapter's."""
+    if (folder / ADAPTER).is_file() and not any((folder / name).is_file() for name in (*SAFE_NAMES, *PICKLED_NAMES)):
+        raise CheckpointError(f"{folder}: holds a PEFT adapter ({ADAPTER}) without its model; merge the two first")
     for names, suffixes in ((SAFE_NAMES, (".safetensors",)), (PICKLED_NAMES, PICKLED), ((), FOREIGN)):
         for name in names:
             if (folder / name).is_file():

@@ -74,7 +74,7 @@ def _scale(tensors: Tensors, name: str, where: str) -> Tensor:
 
 def quantized(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit integers of the tensor's shape, and the scale of each group [rows, groups]."""
-    rows = tensor.detach().float().flatten(1)
+    rows = tensor.detach().float().flatten(1).contiguous()
     groups = rows.view(len(rows), _groups(rows.shape[1]), -1)
     largest = groups.abs().amax(2, keepdim=True)
     best, least = _scales(largest, LEVELS), torch.full_like(largest, torch.inf)

@@ -92,7 +92,9 @@ def check_repeats(tensors: Tensors, of: str, names: Sequence[str]) -> None:
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str = "model.") -> EncoderDecoderConfig:
-    pre = f"{prefix}encoder.layer_norm.weight" in tensors
+    """`model_type` says where the norms are, as in transformers; without one the tensors do."""
+    kind = config.get("model_type")
+    pre = kind == "mbart" if kind else f"{prefix}encoder.layer_norm.weight" in tensors
     return text_to_text(config, tensors, LEARNED, post_norm=not pre, stem_norm=True, prefix=prefix)
 
 

@@ -32,6 +32,7 @@ from multimodal.weights.vision import clip_hf
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 WORD = "embeddings.word_embeddings.weight"
 TAGS, SPANS = "classifier", "qa_outputs"
+UNNAMED = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes whose outputs have no names
 MOST_CLASSES = 1_000_000  # whose names are made up from num_labels
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
 FEED = {"intermediate.dense": "feed.up", "output.dense": "feed.down", "output.LayerNorm": "feed_branch.norm"}
@@ -198,16 +199,20 @@ def families(
 
 
 def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a sentence-transformers folder, and the names of the classes."""
+    """Settings of a sentence-transformers folder, the names of the classes, and whether several of them may be true."""
     names = class_names(config)
-    return sentence_card(folder) | ({"labels": names} if names else {})
+    several = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
+    return sentence_card(folder) | ({"labels": names} | several if names else {})
 
 
 def class_names(config: dict[str, Any]) -> list[str]:
-    """`id2label` in the order of the numbers; [] if it is incomplete. A classifier without it has transformers' names,
-    two if `num_labels` states no other count."""
+    """`id2label` in the order of the numbers; [] if it is incomplete, or of no classifier. A classifier without it has
+    transformers' names, two if `num_labels` states no other count."""
     names, count = config.get("id2label"), config.get("num_labels", 2)
-    if names is None and any("Classification" in str(name) for name in config.get("architectures") or ()):
+    classes = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith(UNNAMED) for name in classes):
+        return []
+    if names is None and any("Classification" in name for name in classes):
         names = {str(n): f"LABEL_{n}" for n in range(count)} if type(count) is int and count <= MOST_CLASSES else None
     if not isinstance(names, dict) or sorted(map(str, names)) != sorted(map(str, range(len(names)))):
         return []

@@ -34,9 +34,9 @@ META_KEYS = {
 # LlamaConfig's defaults; those in which MistralConfig's and Qwen2Config's differ
 DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "tie_word_embeddings": False,
             "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0, "sliding_window": None,
-            "model_type": "llama"}  # fmt: skip
+            "max_position_embeddings": 2048, "model_type": "llama"}  # fmt: skip
 OWN = {
-    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
     "qwen2": {"num_key_value_heads": 32, "rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": 4096,
               "max_window_layers": 28, "attention_bias": True, "max_position_embeddings": 32768},
 }  # fmt: skip

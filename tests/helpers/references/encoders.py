@@ -40,7 +40,7 @@ class EncoderCase:
 
     @property
     def config(self) -> dict[str, Any]:
-        return self.reference.config.to_dict()
+        return self.reference.config.to_dict() | {"architectures": [type(self.reference).__name__]}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -117,6 +117,9 @@ CASES: dict[str, Callable[[], EncoderCase]] = {
     "BERT, causal": _made("bert", "BertLMHeadModel", "BertConfig", SIZES | {"is_decoder": True}),
     "BERT, encoder": _made("bert-model", "BertModel", "BertConfig", SIZES | {"layer_norm_eps": 1e-3}),
     "BERT, classes": _made("bert", "BertForSequenceClassification", "BertConfig", SIZES | LABELS),
+    "BERT, one class": _made("bert", "BertForSequenceClassification", "BertConfig", SIZES | {"num_labels": 1}),
+    "RoBERTa, one class": _made("roberta", "RobertaForSequenceClassification", "RobertaConfig",
+                                ROBERTA | {"num_labels": 1}, segments=False),
     "BERT, next sentence": _made("bert-next-sentence", "BertForNextSentencePrediction", "BertConfig", SIZES),
     "RoBERTa": _made("roberta", "RobertaForMaskedLM", "RobertaConfig", ROBERTA, segments=False),
     "RoBERTa, classes": _made("roberta", "RobertaForSequenceClassification", "RobertaConfig", ROBERTA | LABELS,
@@ -169,6 +172,7 @@ CASES: dict[str, Callable[[], EncoderCase]] = {
     "DistilBERT, choices": _made("distilbert", "DistilBertForMultipleChoice", "DistilBertConfig", DISTIL,
                                  segments=False),
     "ELECTRA, choices": _made("electra-choice", "ElectraForMultipleChoice", "ElectraConfig", NARROW),
+    "MPNet, choices": _made("mpnet-choice", "MPNetForMultipleChoice", "MPNetConfig", ROBERTA, segments=False),
 }  # fmt: skip
 
 

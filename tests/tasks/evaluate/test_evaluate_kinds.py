@@ -144,6 +144,9 @@ def test_accuracy_of_a_text_classifier(capsys, tmp_path):
     assert "two dogs run" in Page.of(report).text
     with pytest.raises(UsageError, match=r"columns must be text and label \(got text\)"):
         evaluate_classifier(load_folder(tmp_path / "texts"), str(tmp_path / "rows.tsv"), columns=["text"])
+    several = Checkpoint(model, tokenizer, card={"labels": ["no", "yes"], "scores": "sigmoid"})
+    with pytest.raises(UsageError, match="expected a classifier of one label an item, got one of several"):
+        evaluate_classifier(several, str(tmp_path / "rows.tsv"))
     assert (found["texts"], found["acc1"]) == (3, pytest.approx(2 / 3))
     assert not [name for name in found if "images" in name]
 

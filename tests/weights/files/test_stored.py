@@ -53,6 +53,13 @@ def test_rows_of_any_size_keep_their_precision_and_zeros_stay_zero(size):
     assert all(torch.equal(a, b) for a, b in zip(quantized(weights), quantized(tensor), strict=True))
 
 
+def test_a_transposed_tensor_is_stored_as_its_copy():
+    """As those of GPT-2, whose files hold them transposed."""
+    tensor = torch.randn(32, 48).T
+    stored = [to_stored({"w": one}, "int8", "model") for one in (tensor, tensor.contiguous())]
+    assert all(torch.equal(stored[0][name], stored[1][name]) for name in ("w", "w" + SCALE))
+
+
 def test_groups_and_the_best_of_their_scales_have_less_error_than_rows():
     tensor = torch.randn(64, 192, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 3, 192)
     scale = (tensor.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16)

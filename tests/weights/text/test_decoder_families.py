@@ -132,7 +132,7 @@ def test_prepared_copies_take_the_family(name):
 
 def family_of(config: dict) -> Family:
     kind = config["model_type"]
-    return families()[{"qwen2": "llama-hf", "llama": "llama-hf"}.get(kind, kind)]
+    return families()[{"qwen2": "llama-hf", "llama": "llama-hf", "mistral": "llama-hf"}.get(kind, kind)]
 
 
 @pytest.mark.ci
@@ -195,6 +195,13 @@ def test_quantized_weights_are_refused_and_plain_ones_beside_such_a_key_read(key
         recognise({**made.tensors, name: one.to(torch.float8_e4m3fn)}, config, "file")
 
 
+def test_numbers_of_8_bits_without_a_scale_are_refused_by_name():
+    made = case("Qwen3")
+    name, one = next(iter(made.tensors.items()))
+    with pytest.raises(CheckpointError, match=rf"^file: tensor '{name}' holds torch.float8_e4m3fn, not torch.float32"):
+        families()["qwen3"].load({**made.tensors, name: one.to(torch.float8_e4m3fn)}, made.config, "file")
+
+
 # of training, of ids that the tokenizer knows, of the library; read where `layer_types` or others are not
 NEUTRAL = """
     _name_or_path architectures attention_dropout attention_probs_dropout_prob bos_token_id chunk_size_feed_forward
@@ -238,6 +245,17 @@ def test_options_that_a_configuration_leaves_out_are_the_references():
     own = [families()["gemma"].config_from(families()["gemma"].completed(config, made.tensors), made.tensors)
            for config in (made.config, left)]  # fmt: skip
     assert own[0] == own[1]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "SmolLM3", "Granite", "Olmo2",
+                                  "Olmo3", "Gemma", "Gemma2", "Phi3", "StableLm", "Starcoder2", "GPTNeoX", "Falcon",
+                                  "OPT"])  # fmt: skip
+def test_the_longest_text_that_a_configuration_leaves_out_is_the_references(name):
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(num_hidden_layers=2).to_dict()
+    wanted, family = config.pop("max_position_embeddings"), family_of(config)
+    assert family.config_from(family.completed(config, {}), {}).context == wanted
 
 
 def test_rope_scaling_goes_before_rope_parameters():

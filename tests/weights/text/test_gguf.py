@@ -218,7 +218,7 @@ def test_a_rope_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path):
         ({"attention.head_count": 0}, r"llama\.attention\.head_count: expected a number above 0 \(got 0\)"),
         ({"attention.head_count": "4"}, r"llama\.attention\.head_count: expected a number above 0 \(got '4'\)"),
         ({"attention.head_count_kv": [2, 2]}, r"model\.gguf: invalid llama-hf configuration"),
-        ({"context_length": None}, r"model\.gguf: llama-hf configuration lacks 'max_position_embeddings'"),
+        ({"context_length": None}, r"llama\.context_length: expected a number above 0 \(got None\)"),
     ],
 )  # fmt: skip
 def test_metadata_that_says_no_model_of_ours_is_refused_by_name(changes, message, tmp_path):

@@ -39,7 +39,7 @@ def classify(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> 
         ImageAccuracy(val, labels, record, d.val)  # reports unfit data before training
 
     def finish(trained: nn.Module) -> Checkpoint:
-        card = initial.card | {"labels": list(labels), "names": names}
+        card = initial.card | {"labels": list(labels), "names": names, "scores": "softmax"}
         return replace(initial, model=trained, tokenizer=None, card=card)
 
     measure = lambda model, count: ImageAccuracy(val, labels, record, d.val, count)(model)

@@ -90,7 +90,7 @@ def _classes(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
 
     measure = lambda model: dict(class_figures(model, batches))
     return TextJob(
-        ClassifyText(model), fresh, source, collate, measure, mistakes, {"labels": labels},
+        ClassifyText(model), fresh, source, collate, measure, mistakes, {"labels": labels, "scores": "softmax"},
         {"bag of words": bag_of_words(rows, tests)},
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ NAMES = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
     "use_parallel_residual": "use_parallel_residual",
 }  # fmt: skip
-COUNTS = ("embedding_length", "block_count", "attention.head_count")  # of every file
+COUNTS = ("context_length", "embedding_length", "block_count", "attention.head_count")  # of every file
 # those that say nothing more about the computation
 NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "attention.layer_norm_epsilon",
            "attention.causal", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length",

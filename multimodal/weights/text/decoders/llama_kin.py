@@ -53,12 +53,13 @@ def _stablelm(text: dict[str, Any]) -> TextConfig:
 QWEN3, QWEN3_MODEL = families(DecoderSpec(
     ("qwen3",), _qwen3, LLAMA | QK_NORMS,
     DEFAULTS | {"head_dim": 128, "num_key_value_heads": 32, "use_sliding_window": False, "max_window_layers": 28,
-                "sliding_window": 4096},
+                "sliding_window": 4096, "max_position_embeddings": 32768},
     only={"hidden_act": ("silu",)},
 ))  # fmt: skip
 SMOLLM3, SMOLLM3_MODEL = families(DecoderSpec(
     ("smollm3",), _smollm3, LLAMA,
-    DEFAULTS | {"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    DEFAULTS | {"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True, "num_key_value_heads": 4,
+                "max_position_embeddings": 32768},
     only={"hidden_act": ("silu",), "use_sliding_window": (False,)},
 ))  # fmt: skip
 GRANITE, GRANITE_MODEL = families(DecoderSpec(
@@ -71,6 +72,6 @@ GRANITE, GRANITE_MODEL = families(DecoderSpec(
 STABLELM, STABLELM_MODEL = families(DecoderSpec(
     ("stablelm",), _stablelm, LLAMA,
     DEFAULTS | {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False,
-                "use_parallel_residual": False, "num_key_value_heads": 32},
+                "use_parallel_residual": False, "num_key_value_heads": 32, "max_position_embeddings": 4096},
     only={"hidden_act": ("silu",), "qk_layernorm": (False,)},
 ))  # fmt: skip

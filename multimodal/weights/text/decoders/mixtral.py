@@ -16,7 +16,8 @@ from multimodal.weights.text import llama
 
 # MixtralConfig's defaults that differ from Llama's
 DEFAULTS = llama.DEFAULTS | {"num_key_value_heads": 8, "rope_theta": 1e6, "num_local_experts": 8,
-                             "num_experts_per_tok": 2, "model_type": "mixtral", "rms_norm_eps": 1e-5}  # fmt: skip
+                             "num_experts_per_tok": 2, "model_type": "mixtral", "rms_norm_eps": 1e-5,
+                             "max_position_embeddings": 131072}  # fmt: skip
 MOST = 1024  # experts
 PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 

@@ -51,7 +51,7 @@ def _fused(config: TextConfig, name: str) -> list[NameRow]:
 NEOX, NEOX_MODEL = families(DecoderSpec(
     ("gpt_neox",), _neox, FEED | {"attention.dense": "attention.out"},
     {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.25, "use_parallel_residual": True,
-     "attention_bias": True, "tie_word_embeddings": False},
+     "attention_bias": True, "tie_word_embeddings": False, "max_position_embeddings": 2048},
     lambda config: _fused(config, "attention.query_key_value"),
     ends={"embed_in": "embed", "final_layer_norm": "stack.norm"}, base="gpt_neox.", head="embed_out",
     first="attention.query_key_value.weight", only={"is_decoder": (False, True)},

@@ -32,7 +32,7 @@ def _config(text: dict[str, Any]) -> TextConfig:
 
 FAMILY, MODEL = families(DecoderSpec(
     ("opt",), _config, NAMES, {"activation_function": "relu", "enable_bias": True, "tie_word_embeddings": True,
-                       "do_layer_norm_before": True},
+                       "do_layer_norm_before": True, "max_position_embeddings": 2048},
     ends={"embed_tokens": "embed", "final_layer_norm": "stack.norm"}, base="model.decoder.", bare="decoder.",
     only={"_remove_final_layer_norm": (False,),
           "layer_norm_elementwise_affine": (True,)},

@@ -36,6 +36,6 @@ def _fused(config: TextConfig) -> list[NameRow]:
 
 PHI3, PHI3_MODEL = families(DecoderSpec(
     ("phi3",), _config, NORMS | {"self_attn.o_proj": "attention.out", "mlp.down_proj": "feed.down"},
-    DEFAULTS | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}, _fused,
-    first="self_attn.qkv_proj.weight",
+    DEFAULTS | {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096, "max_position_embeddings": 4096},
+    _fused, first="self_attn.qkv_proj.weight",
 ))  # fmt: skip

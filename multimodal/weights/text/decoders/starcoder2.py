@@ -17,5 +17,5 @@ def _config(text: dict[str, Any]) -> TextConfig:
 FAMILY, MODEL = families(DecoderSpec(
     ("starcoder2",), _config, SELF | NORMS | {"mlp.c_fc": "feed.up", "mlp.c_proj": "feed.down"},
     llama.DEFAULTS | {"norm_epsilon": 1e-5, "use_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 2,
-                      "hidden_act": "gelu_pytorch_tanh"},
+                      "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 4096},
 ))  # fmt: skip

@@ -1,4 +1,5 @@
-"""MPNet in transformers' names (Song et al. 2020): MPNetForMaskedLM, MPNetForSequenceClassification, MPNetModel.
+"""MPNet in transformers' names (Song et al. 2020): MPNetForMaskedLM, MPNetForSequenceClassification,
+MPNetForMultipleChoice, MPNetModel.
 
 Traps: beside learned positions, which begin at row 2 of their table, scores have T5's bias of distances, one table for
 all layers. The head has GELU whatever the blocks have."""
@@ -29,15 +30,15 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
     return replace(made, distances=PositionConfig("bucket", buckets=BUCKETS))
 
 
-def rows(config: TextConfig, prefix: str) -> list[NameRow]:
+def rows(config: TextConfig, prefix: str, choice: bool = False) -> list[NameRow]:
     tower = [
         *bert.embedding_rows("", "", config.segments), NameRow(BIAS, "bias.table.weight"),
         *under("encoder.layer.{}.", "stack.blocks.{}.", linears(BLOCK)),
     ]  # fmt: skip
-    shared = [
-        row for row in roberta.rows(config, prefix) if not row.foreign.startswith((f"{prefix}emb", f"{prefix}enc"))
-    ]
+    parts = (f"{prefix}emb", f"{prefix}enc")
+    shared = [row for row in roberta.rows(config, prefix, choice) if not row.foreign.startswith(parts)]
     return [*under(prefix, "", tower), *shared]
 
 
-FAMILY, MODEL = bert.families(("mpnet",), config_from, rows, DEFAULTS, tokenizer=roberta.tokenizer)
+_HEADS, MODEL = bert.families(("mpnet",), config_from, rows, DEFAULTS, tokenizer=roberta.tokenizer)
+FAMILY, CHOICE = roberta.with_choice(_HEADS, rows)

@@ -4,6 +4,7 @@ Traps: the first position is row `pad_token_id` + 1 of its table; earlier rows a
 GELU whatever the blocks have. The classifier has its own pooler; some files also hold the encoder's, unused. Choices
 (RobertaForMultipleChoice) are scored from the encoder's."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, weight_and_bias
 from multimodal.weights.text import bert
 
@@ -49,9 +51,15 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     return bert.encoder_tokenizer(folder, config, config["pad_token_id"] + 1)
 
 
+def with_choice(heads: Family, rows: Callable[..., list[NameRow]]) -> tuple[Family, Family]:
+    """The family of all heads but that of choices, and of this one, which scores the encoder's pooled state."""
+    kind = heads.types[1]
+    pooled = (f"{bert.TAGS}.weight", f"{kind}.pooler.dense.weight")
+    scored = lambda tensors: all(name in tensors for name in pooled) and len(tensors[pooled[0]]) == 1
+    choice = replace(heads, name=f"{kind}-choice", rows=partial(rows, prefix=f"{kind}.", choice=True), only=scored)
+    return replace(heads, only=lambda tensors: not scored(tensors)), choice
+
+
 TYPES = ("roberta", "xlm-roberta", "camembert")
 _HEADS, MODEL = bert.families(TYPES, config_from, rows, DEFAULTS, tokenizer=tokenizer)
-_POOLED = (f"{bert.TAGS}.weight", "roberta.pooler.dense.weight")
-_choice = lambda tensors: all(name in tensors for name in _POOLED) and len(tensors[_POOLED[0]]) == 1
-FAMILY = replace(_HEADS, only=lambda tensors: not _choice(tensors))
-CHOICE = replace(_HEADS, name="roberta-choice", rows=partial(rows, prefix="roberta.", choice=True), only=_choice)
+FAMILY, CHOICE = with_choice(_HEADS, rows)
