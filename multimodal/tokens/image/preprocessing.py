@@ -31,7 +31,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 MOST_PIXELS = 1 << 24  # after resizing; 200 MB as float32
 ACCURACY = 1e-5  # of NaFlex's ratio between two sizes
 MOST_EDGE = 4096  # Idefics3's limit of the longest edge
-MOST_SQUARE = 1 << 27  # before resizing; 512 MB as Pillow's RGB
+MOST_WHOLE = 1 << 27  # of an image padded to a square, or resized for a crop; 512 MB as Pillow's RGB
 
 Resize = Literal["shortest", "squash", "longest", "square"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos"]
@@ -133,10 +133,8 @@ def squared(rgb: Image.Image, mean: Sequence[float]) -> Image.Image:
     side = max(rgb.size)
     if rgb.width == rgb.height:
         return rgb
-    if side**2 > MOST_SQUARE:
-        raise ImageError(
-            f"image: {rgb.width}x{rgb.height} is too large to pad to a square (limit {MOST_SQUARE} pixels)"
-        )
+    if side**2 > MOST_WHOLE:
+        raise ImageError(f"image: {rgb.width}x{rgb.height} is too large to pad to a square (limit {MOST_WHOLE} pixels)")
     made = Image.new("RGB", (side, side), tuple(int(255 * part) for part in mean))
     made.paste(rgb, ((side - rgb.width) // 2, (side - rgb.height) // 2))
     return made
@@ -175,8 +173,12 @@ def placement(width: int, height: int, record: Preprocessing) -> tuple[int, int,
 
 
 def _cut(image: Image.Image, record: Preprocessing) -> Cut:
-    """The resized image's central part; beyond its edges where it is padded."""
+    """The resized image's central part; beyond its edges where it is padded. Raises ImageError for a resized image
+    that would not fit in memory."""
     height, width = _resized_edges(image.width, image.height, record)
+    if height * width > MOST_WHOLE:
+        made = f"{width}x{height} when resized, limit {MOST_WHOLE} pixels"
+        raise ImageError(f"image: {image.width}x{image.height} is too long and thin ({made})")
     left, top = (_excess(new, edge, record) for new, edge in ((width, record.size[1]), (height, record.size[0])))
     return Cut((width, height), (left, top, left + record.size[1], top + record.size[0]))
 

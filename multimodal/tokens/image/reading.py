@@ -43,11 +43,11 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Pillow's log 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Limits checked before decoding: pixels, and longer edge / shorter edge. The default admits a 200-megapixel phone
-    image (about 0.6 GB as RGB)."""
+    """Limits checked before decoding: pixels, and longer edge / shorter edge, since crops enlarge a long edge with the
+    short one. The default admits a 200-megapixel phone image (about 0.6 GB as RGB)."""
 
     max_pixels: int = 200_000_000
-    max_aspect: float = 100.0
+    max_aspect: float = 1000.0
 
 
 def read_image(
