@@ -80,6 +80,7 @@ class FileItems:
     def __init__(self, data: Path, trust: Trust):
         self.source = open_source(data, trust=trust)
         self.names = [self.source.name(key) for key in range(len(self.source))]
+        self.identities = list(map(self.source.identity, range(len(self.source))))
 
     def shards(self, rows: int) -> Iterator[range]:
         for first in range(0, len(self.names), rows):
@@ -122,6 +123,7 @@ class ParquetItems:
             [0, *(self.file.metadata.row_group(i).num_rows for i in range(self.file.num_row_groups))]
         )
         self.names = [f"{data.name}:{row}" for row in range(self.starts[-1])]
+        self.identities = [f"{(status := data.stat()).st_size} {status.st_mtime_ns}"] * len(self.names)
 
     def shards(self, rows: int) -> Iterator[range]:
         for group in range(self.file.num_row_groups):
@@ -148,11 +150,12 @@ def items_of(run: BatchRun) -> FileItems | ParquetItems:
 
 
 def shard_files(run: BatchRun, items: FileItems | ParquetItems) -> dict[Path, range]:
-    """File and items of each shard."""
+    """File and items of each shard; the file of items that have changed has another name."""
     settings = [run.task, run.model, list(run.labels), run.language, str(run.data.resolve())]
     found = {}
     for keys in items.shards(run.rows):
-        digest = hashlib.sha256(json.dumps([settings, [items.names[key] for key in keys]]).encode()).hexdigest()
+        own = [[items.names[key], items.identities[key]] for key in keys]
+        digest = hashlib.sha256(json.dumps([settings, own]).encode()).hexdigest()
         found[run.output / f"{keys.start:09}-{digest[:12]}.{run.format}"] = keys
     return found
 
@@ -208,6 +211,9 @@ def main(run: BatchRun) -> None:
         raise UsageError(
             f"{run.output}: has results ({len(there)} files); --resume keeps those of the same input", argument="output"
         )
+    if other := sorted({*there} - {*files}):
+        raise UsageError(f"{run.output}: has {len(other)} results of other input or settings (such as {other[0].name})",
+                         argument="output")  # fmt: skip
     left = {path: keys for path, keys in files.items() if not path.exists()}
     log.info(f"{len(files)} shards, {len(files) - len(left)} finished before")
     failed = 0

@@ -70,6 +70,19 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path}: byte {error.start} is not UTF-8 ({error.object[error.start]:#04x})") from None
 
 
+def read_aligned(paths: Sequence[Path]) -> list[list[str]]:
+    """Read the stripped lines of files whose lines of equal number belong together. Raises DataError for a file that
+    cannot be read, or whose number of lines differs."""
+    texts: list[list[str]] = []
+    for path in paths:
+        lines = read_text(path).split("\n")  # splitlines() would also cut at U+2028
+        lines = lines[:-1] if not lines[-1] else lines
+        if texts and len(lines) != len(texts[0]):
+            raise DataError(f"{path}: expected {len(texts[0])} lines as in {paths[0]} (got {len(lines)})")
+        texts.append([line.strip() for line in lines])
+    return texts
+
+
 def read_list(path: Path, separator: str | None = None) -> Iterator[Line]:
     """Read rows of a CSV/TSV with a header line, or of a file with one JSON object per line, packed or not. Raises
     DataError naming the line where reading fails, or a column that the header names twice."""

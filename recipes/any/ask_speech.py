@@ -19,7 +19,7 @@ from typing import Any
 import tyro
 
 from multimodal.data.datasets.chats import question, write_chats
-from multimodal.data.manifests import read_text
+from multimodal.data.manifests import read_aligned
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import SourceRow, duration_of, open_source
 from multimodal.errors import DataError, UsageError
@@ -53,10 +53,7 @@ def plain(text: str) -> str:
 def translations(s: SpeechQuestions) -> dict[str, str]:
     if s.english is None or s.german is None:
         return {}
-    lines = [[" ".join(line.split()) for line in read_text(path).splitlines()] for path in (s.english, s.german)]
-    english, german = map(len, lines)
-    if english != german:
-        raise DataError(f"{s.german}: expected {english} lines as in {s.english} (got {german})")
+    lines = [[" ".join(line.split()) for line in own] for own in read_aligned([s.english, s.german])]
     return {en.replace("’", "'"): de for en, de in zip(*lines, strict=True) if en and de}
 
 

@@ -82,16 +82,28 @@ def command(chooser: random.Random, unseen: float) -> tuple[str, list[str]]:
     return voice, ["espeak-ng", "-v", voice, "-s", pace, "-p", pitch, "-w", "{wav}", "{text}"]
 
 
-def plan(s: SpeechRun) -> Iterator[SpokenText]:
+def pools(s: SpeechRun) -> tuple[list[list[str]], list[float]]:
+    """Sentences and share of each file. Raises UsageError where there are none, or no share."""
+    if wrong := [spec for spec in s.texts if not re.fullmatch(r".+=\d*\.?\d+", spec)]:
+        raise UsageError(f"{wrong[0]}: expected FILE=SHARE", argument="texts")
+    paths, shares = zip(*(spec.rsplit("=", 1) for spec in s.texts), strict=True)
+    found = [sentences(Path(path)) for path in paths]
+    for path, pool in zip(paths, found, strict=True):
+        if not pool:
+            raise UsageError(f"{path}: has no sentence of 3 to 18 words in ASCII without digits", argument="texts")
+    if not sum(weights := [*map(float, shares)]) + s.spelled > 0:
+        raise UsageError("expected a share above 0 here or in --spelled", argument="texts")
+    return found, weights
+
+
+def plan(s: SpeechRun, pools: list[list[str]], shares: list[float]) -> Iterator[SpokenText]:
     """Yield utterances without end; a file whose sentences are used up starts again."""
     chooser = random.Random(s.seed)
-    paths, shares = zip(*(spec.rsplit("=", 1) for spec in s.texts), strict=True)
-    pools = [sentences(Path(path)) for path in paths]
     for pool in pools:
         chooser.shuffle(pool)
     sources = [itertools.cycle(pool) for pool in pools] + [None]
     while True:
-        source = chooser.choices(sources, [*map(float, shares), s.spelled])[0]
+        source = chooser.choices(sources, [*shares, s.spelled])[0]
         text, spoken = spelled(chooser) if source is None else (next(source),) * 2
         yield SpokenText(text, spoken, *command(chooser, s.unseen))
 
@@ -99,10 +111,9 @@ def plan(s: SpeechRun) -> Iterator[SpokenText]:
 def main(s: SpeechRun) -> None:
     if s.hours == math.inf and s.count is None:
         raise UsageError("expected --hours or --count")
-    if wrong := [spec for spec in s.texts if not re.fullmatch(r".+=\d*\.?\d+", spec)]:
-        raise UsageError(f"--texts {wrong[0]}: expected FILE=SHARE")
+    utterances = plan(s, *pools(s))  # read before anything is written
     Outputs([spec.rpartition("=")[0] for spec in s.texts], s.overwrite).claim(s.manifest)
-    write_speech(s.manifest, itertools.islice(plan(s), s.count), s.hours * 3600)
+    write_speech(s.manifest, itertools.islice(utterances, s.count), s.hours * 3600)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Literal
 
 import tyro
 
-from multimodal.data.manifests import read_text
+from multimodal.data.manifests import read_aligned
 from multimodal.data.spoken import SpokenText, write_speech
 from multimodal.errors import demand
 from multimodal.system.outputs import Outputs
@@ -54,8 +54,9 @@ class SpeechOfLanguage:
         demand("pause", self.pause, 0 <= self.pause <= 60, "0 to 60 seconds")
 
 
-def lines(path: Path) -> list[str]:
-    return [" ".join(line.replace("’", "'").split()) for line in read_text(path).splitlines()]
+def read(s: SpeechOfLanguage) -> list[list[str]]:
+    """Sentences and their translations. Raises DataError unless they have equal numbers of lines."""
+    return [[" ".join(line.replace("’", "'").split()) for line in own] for own in read_aligned([s.texts, s.english])]
 
 
 def piece(chooser: random.Random, sentence: str) -> str:
@@ -65,9 +66,10 @@ def piece(chooser: random.Random, sentence: str) -> str:
     return " ".join(words[start : start + count]).strip(".,;:!?\"'- ")
 
 
-def texts(s: SpeechOfLanguage, chooser: random.Random) -> Iterator[tuple[str, str | None]]:
+def texts(
+    s: SpeechOfLanguage, own: list[str], english: list[str], chooser: random.Random
+) -> Iterator[tuple[str, str | None]]:
     """Yield texts and translations: each whole sentence once, then random pieces."""
-    own, english = lines(s.texts), lines(s.english)
     order = [i for i, text in enumerate(own) if text and len(text.split()) <= s.most_words]
     chooser.shuffle(order)
     for i in order[: s.count]:
@@ -84,9 +86,9 @@ def join(s: SpeechOfLanguage, items: tuple[tuple[str, str | None], ...]) -> tupl
     return " ".join(own), spoken, " ".join(english) if all(english) else None
 
 
-def plan(s: SpeechOfLanguage) -> Iterator[SpokenText]:
+def plan(s: SpeechOfLanguage, own: list[str], english: list[str]) -> Iterator[SpokenText]:
     chooser, markup = random.Random(f"{s.seed} {s.language}"), ["-m"] if s.joined > 1 else []
-    found = texts(s, chooser)
+    found = texts(s, own, english, chooser)
     while items := tuple(islice(found, s.joined)):
         text, spoken, translation = join(s, items)
         variant = UNSEEN if chooser.random() < s.unseen else chooser.choice(VARIANTS)
@@ -98,8 +100,9 @@ def plan(s: SpeechOfLanguage) -> Iterator[SpokenText]:
 
 
 def main(s: SpeechOfLanguage) -> None:
+    utterances = plan(s, *read(s))  # read before anything is written
     Outputs([s.texts, s.english], s.overwrite).claim(s.manifest)
-    write_speech(s.manifest, plan(s))
+    write_speech(s.manifest, utterances)
 
 
 if __name__ == "__main__":

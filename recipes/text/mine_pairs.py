@@ -132,7 +132,7 @@ def read(s: MiningRun) -> dict[str, Lines]:
         name, equals, path = one.partition("=")
         if not equals or not path or name in made:
             raise UsageError(f"{one}: expected LANGUAGE=FILE, each language once", argument="texts")
-        texts = [" ".join(line.split()) for line in read_text(Path(path)).splitlines()]
+        texts = [" ".join(line.split()) for line in read_text(Path(path)).split("\n")]
         numbers = [i for i, text in enumerate(texts) if text]
         if s.aligned:
             draw = random.Random(f"{s.seed} {name}")

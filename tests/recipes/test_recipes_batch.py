@@ -70,6 +70,11 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     assert sorted(files) == sorted(run.output.iterdir())
     others = batch_ray.shard_files(settings(clip, photos, tmp_path, labels=("red", "green")), batch_ray.items_of(run))
     assert not files.keys() & others.keys()
+    write_image(photos / "0.png", "blue")
+    changed = batch_ray.shard_files(run, batch_ray.items_of(run))
+    assert [old == new for old, new in zip(files, changed, strict=True)] == [False, True, True, True]
+    with pytest.raises(UsageError, match=r"out: has 1 results of other input or settings \(such as 000000000-"):
+        batch_ray.main(settings(clip, photos, tmp_path, resume=True))
 
 
 def test_parquet_without_its_package_is_one_line(tmp_path, monkeypatch):

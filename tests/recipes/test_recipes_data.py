@@ -228,3 +228,43 @@ def test_the_ends_of_a_text_are_no_words(load_recipe, tmp_path, last_line, word)
     problem = f"{text}: line 3: expected words, got {word}, which marks a text's ends"
     assert line == f"train_ngram.py: error: {problem}"
     start(recipe.main, [str(tmp_path / "lm.arpa"), "--texts", str(text), "--plain"])  # spelled as the word s
+
+
+APART = "one\u2028dog\n\ntwo\x85cats\x0c\n"  # no ends of lines but three
+
+
+def test_lines_end_at_newlines_alone(load_recipe, tmp_path):
+    for name, text in (("en", APART), ("de", "ein Hund\n\nzwei Katzen\n"), ("fr", "un\ndeux\n")):
+        (tmp_path / name).write_text(text)
+    en, de = (tmp_path / name for name in ("en", "de"))
+    pairs = [("one dog", "ein Hund"), ("two cats", "zwei Katzen")]
+    asked = load_recipe("ask_speech")
+    assert asked.translations(asked.SpeechQuestions(Path("q"), ("d",), en, de)) == dict(pairs)
+    mining = load_recipe("mine_pairs")
+    lines = mining.read(mining.MiningRun((f"en={en}", f"de={de}"), Path("m"), aligned=True))
+    assert sorted(lines["en"].numbers) == sorted(lines["de"].numbers) == [0, 2]
+    speaking = load_recipe("speak_languages")
+    named = speaking.SpeechOfLanguage(tmp_path / "m.jsonl", "de", de, en, 9)
+    spoken = {(one.text, one.facts["translation"]) for one in speaking.plan(named, *speaking.read(named))}
+    assert spoken == {(de, en) for en, de in pairs}
+
+
+def test_translations_of_other_numbers_of_lines_are_not_spoken(load_recipe, tmp_path, last_line):
+    (tmp_path / "de").write_text("ein Hund\nzwei Hunde\n")
+    (tmp_path / "en").write_text("one dog\n")
+    args = [str(tmp_path / "m.jsonl"), "--language", "de", "--texts", str(tmp_path / "de"), "--count", "9"]
+    line = last_line(lambda: start(load_recipe("speak_languages").main, [*args, "--english", str(tmp_path / "en")]))
+    assert line.endswith(f"en: expected 2 lines as in {tmp_path}/de (got 1)")
+    assert not (tmp_path / "m.jsonl").exists()
+
+
+@pytest.mark.parametrize(("text", "share", "line"), [
+    ("two words\n", "1", "has no sentence of 3 to 18 words in ASCII without digits"),
+    ("a dog runs\n", "0", "expected a share above 0 here or in --spelled"),
+    ("a dog runs\n", "x", "expected FILE=SHARE"),
+])  # fmt: skip
+def test_what_cannot_be_spoken_is_one_line(load_recipe, tmp_path, last_line, text, share, line):
+    (tmp_path / "t.txt").write_text(text)
+    args = [str(tmp_path / "m.jsonl"), "--texts", f"{tmp_path}/t.txt={share}", "--count", "2"]
+    assert line in last_line(lambda: start(load_recipe("speak").main, args))
+    assert not (tmp_path / "m.jsonl").exists()

@@ -18,7 +18,7 @@ from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.data.batching import PaddedText, Pinnable, bucketed, pad_text
 from multimodal.data.loader import Plan, generator
-from multimodal.data.manifests import read_text
+from multimodal.data.manifests import read_aligned
 from multimodal.errors import DataError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
@@ -44,15 +44,7 @@ def parallel_file(prefix: str, language: str) -> Path:
 def read_parallel(prefix: str, languages: Sequence[str]) -> dict[str, list[str]]:
     """Read the lines of each language's file. Raises DataError for one that cannot be read, or whose number of lines
     differs."""
-    texts: dict[str, list[str]] = {}
-    for language in languages:
-        path = parallel_file(prefix, language)
-        lines = read_text(path).split("\n")
-        lines = lines[:-1] if lines and not lines[-1] else lines
-        if texts and len(lines) != len(first := next(iter(texts.values()))):
-            raise DataError(f"{path}: {len(lines)} lines, where {next(iter(texts))} has {len(first)}")
-        texts[language] = [line.strip() for line in lines]
-    return texts
+    return dict(zip(languages, read_aligned([parallel_file(prefix, one) for one in languages]), strict=True))
 
 
 class Pair(NamedTuple):
