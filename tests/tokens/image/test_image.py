@@ -231,7 +231,6 @@ def test_limits_can_be_moved():
     refusal(data, "too many pixels (10x20, limit 199)", limits=ImageLimits(max_pixels=199))
     refusal(data, "too long and thin (10x20, aspect limit 1.9)", limits=ImageLimits(max_aspect=1.9))
     refusal(encode(Image.new("L", (10001, 10)), "PNG"), "too long and thin (10001x10, aspect limit 1000)")
-    assert read_image(encode(Image.new("L", (3000, 20)), "PNG")).size == (3000, 20)
     assert read_image(data, ImageLimits(max_pixels=200, max_aspect=2.0)).size == (10, 20)
 
 
@@ -347,8 +346,6 @@ def test_preprocess_takes_any_mode_and_thin_images():
     assert torch.allclose(shown, white[:, None, None].expand(3, 224, 224), atol=1e-6)
     thin = preprocess(scene(1, 100), CLIP.replace(size=(16, 16), resize="longest", fill=0))
     assert thin.shape == (3, 16, 16)
-    with pytest.raises(ImageError, match=r"^image: 1000x1 is too long and thin \(512000x512 when resized, limit"):
-        preprocess(scene(1, 1000), CLIP.replace(size=(512, 512)))
 
 
 def test_preprocess_leaves_the_callers_image_alone():

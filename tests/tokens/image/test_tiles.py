@@ -102,10 +102,12 @@ def test_tiles_divide_the_sizes():
         SPLIT.replace(size=(30, 28), tiling=Tiling("split", longest=56))
 
 
-def test_a_square_that_would_not_fit_in_memory_is_refused():
+def test_a_square_or_strip_that_would_not_fit_in_memory_is_refused():
     record = Preprocessing((28, 28), "square", "bicubic", HALF, HALF, 0, 1.0)
     with pytest.raises(ImageError, match="20000x1 is too large to pad to a square"):
         preprocess(Image.new("RGB", (20000, 1)), record)
+    with pytest.raises(ImageError, match=r"^image: 1000x1 is too long and thin \(512000x512 when resized, limit"):
+        preprocess(Image.new("RGB", (1000, 1)), record.replace(resize="shortest", size=(512, 512)))
 
 
 def test_marks_of_idefics_tiles():
