@@ -4,7 +4,6 @@ The host launches thousands of small kernels a step, for which the GPU waits if 
 all and is launched once (https://pytorch.org/blog/accelerating-pytorch-with-cuda-graphs)."""
 
 import dataclasses
-import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
@@ -104,5 +103,6 @@ def shapes(batch: Any) -> Hashable:
 
 
 def _host_random() -> tuple[Any, ...]:
+    """States of torch's and NumPy's generators; checkers of types draw from Python's."""
     kind, words, *rest = np.random.get_state()
-    return torch.get_rng_state().tolist(), random.getstate(), kind, words.tolist(), rest
+    return torch.get_rng_state().tolist(), kind, words.tolist(), rest

@@ -1,6 +1,5 @@
 """Steps as CUDA graphs, on a CPU: a capture there only remembers the step, and a replay runs it."""
 
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -77,7 +76,7 @@ def test_numbers_on_the_host_make_another_graph():
 
 def test_a_step_that_draws_on_the_host_is_refused(tmp_path, captured, monkeypatch):
     def capture(self, step):
-        random.random()
+        torch.rand(())
         return step, {}
 
     loop = tiny_run.loop(tmp_path, graphs=True)
