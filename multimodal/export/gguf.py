@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.configs import described, halved, plain
-from multimodal.export.hf.files import control_names
+from multimodal.export.hf.files import begin_id, control_names
 from multimodal.export.refusals import differences, short_window
 from multimodal.system.outputs import Outputs, opened_output
 from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, gguf_tokenizer
@@ -42,6 +42,7 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
     if rope["rope_type"] not in ("default", "linear"):
         raise UsageError(f"model {checkpoint.source}: GGUF export does not support {rope['rope_type']} scaling")
     fields = {f"{arch}.{theirs}": config[ours] for theirs, ours in NAMES.items() if config.get(ours) is not None}
+    fields[f"{arch}.attention.value_length"] = config["head_dim"]  # llama.cpp takes width / heads otherwise
     fields[f"{arch}.rope.freq_base"] = float(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         fields |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": rope["factor"]}
@@ -114,9 +115,7 @@ def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     ends |= dict.fromkeys(chat.end_ids(tokenizer) if chat else ())
     if len(ends) > 3:
         raise UsageError(f"model {checkpoint.source}: GGUF holds three tokens that end a text (got {len(ends)})")
-    bos = tokenizer.bos_id
-    if bos is None and chat:  # texts get none, the template writes it
-        bos = tokenizer.control_names.get(chat.tokens.get("bos_token", ""))
+    bos = begin_id(checkpoint)
     made: dict[str, Any] = {f"{name}_token_id": i for name, i in zip(("eos", "eot", "eom"), ends, strict=False)}
     made |= {} if bos is None else {"bos_token_id": bos}
     made |= {"padding_token_id": tokenizer.pad_id, "add_bos_token": tokenizer.bos_id is not None}

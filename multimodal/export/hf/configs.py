@@ -31,6 +31,10 @@ def described(checkpoint: Checkpoint, kinds: Collection[str] = WRITERS) -> tuple
     """The configuration, without ids of tokens, and the tensors of a family that says all of the model. `kinds`: values
     of `model_type`. Raises UsageError if none does."""
     check_kind(checkpoint, "hf" if kinds is WRITERS else "gguf")
+    own = families().get(checkpoint.card.get("format", ""))
+    if kinds is WRITERS and own is not None and own.types and not WRITERS.keys() & own.types:
+        raise UsageError(f"model {checkpoint.source}: a {own.name} is exported from the folder of transformers that it "
+                         "came from alone; export that one")  # fmt: skip
     model, labelled = checkpoint.original(), bool(checkpoint.card.get("labels"))
     unfit = ("-old", *UNLABELLED) if labelled else "-old"
     known = [one for one in families().values() if one.model is type(model) and not one.name.endswith(unfit)]

@@ -1,6 +1,7 @@
 """Files beside config.json and the weights: tokenizer, image processor, speech features, generation."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ ROLES = {"bos_token": "bos_id", "eos_token": "eos_id", "pad_token": "pad_id", "u
          "mask_token": "mask_id"}  # fmt: skip
 
 
-def write_json(path: Path, record: dict[str, Any]) -> None:
+def write_json(path: Path, record: dict[str, Any] | list[Any]) -> None:
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -74,7 +75,8 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
         roles |= {"pad_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     if "eos_token" in roles:  # bytes spell all texts, but CTranslate2 needs a name
         roles = {"unk_token": roles["eos_token"]} | roles
-    record = {"tokenizer_class": kind, "model_max_length": tokenizer.context or _context(checkpoint), **roles}
+    roles = _template_roles(checkpoint, spelled) | roles
+    record = {"tokenizer_class": kind, "model_max_length": longest_text(checkpoint), **roles}
     if kind == "PreTrainedTokenizerFast":  # whose segments a decoder's `generate` refuses
         record["model_input_names"] = ["input_ids", "attention_mask"]
     if isinstance(tokenizer, WordPieceTokenizer):  # they override tokenizer.json
@@ -85,18 +87,40 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     return True
 
 
+def begin_id(checkpoint: Checkpoint) -> int | None:
+    """Id that texts begin with, or else the one that a chat template writes."""
+    tokenizer, chat = checkpoint.required_tokenizer(), checkpoint.chat
+    if tokenizer.bos_id is not None or chat is None:
+        return tokenizer.bos_id
+    return tokenizer.control_names.get(chat.tokens.get("bos_token", ""))
+
+
+def _template_roles(checkpoint: Checkpoint, names: Mapping[int, str]) -> dict[str, str]:
+    """Tokens that the chat template may read."""
+    told = checkpoint.chat.tokens if checkpoint.chat is not None else {}
+    return {role: name for role, name in told.items() if role in ROLES and name in names.values()}
+
+
+def longest_text(checkpoint: Checkpoint) -> int:
+    """Number of tokens."""
+    return checkpoint.required_tokenizer().context or _context(checkpoint)
+
+
 def _write_template(checkpoint: Checkpoint, folder: Path) -> None:
     if checkpoint.chat is not None:
         (folder / "chat_template.jinja").write_text(checkpoint.chat.template, encoding="utf-8")
 
 
 def write_generation(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> None:
-    """Ids that `generate` needs, which config.json has, with all that end a text."""
+    """Ids that `generate` needs, which config.json has, with all that end a text, and the search of the card."""
     names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
     made = {name: config[name] for name in names if config.get(name) is not None}
     if isinstance(checkpoint.model, EncoderDecoder):  # or else it ends after 20 tokens
         made["max_length"] = _context(checkpoint)
-    write_json(folder / "generation_config.json", made | {"eos_token_id": end_ids(checkpoint)})
+    own = checkpoint.card.get("generation") or {}
+    if "max_new_tokens" in own:
+        made.pop("max_length", None)
+    write_json(folder / "generation_config.json", made | own | {"eos_token_id": end_ids(checkpoint)})
 
 
 def _context(checkpoint: Checkpoint) -> int:
@@ -133,7 +157,7 @@ def _write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
         kind = "MarianTokenizer" if tokenizer.language_in_source else "M2M100Tokenizer"
         record = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.bos_id is not None and not tokenizer.canonical:
-        _write_llama(tokenizer, folder)
+        _write_llama(checkpoint, tokenizer, folder)
         _write_template(checkpoint, folder)
         return True
     else:
@@ -151,7 +175,7 @@ def _write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
     return True
 
 
-def _write_llama(tokenizer: SentencePieceTokenizer, folder: Path) -> None:
+def _write_llama(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer, folder: Path) -> None:
     """A model as Llama's, with the names of its tokens, since fine-tunes add some and end texts with one."""
     names = tokenizer.special_names()
     flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
@@ -159,6 +183,7 @@ def _write_llama(tokenizer: SentencePieceTokenizer, folder: Path) -> None:
     roles = {role: names[i] for role, own in ROLES.items() if (i := getattr(tokenizer, own)) in names}
     if tokenizer.pad_id == tokenizer.unknown_id:  # ours for a folder without a pad
         del roles["pad_token"]
+    roles = _template_roles(checkpoint, names) | roles
     (folder / "tokenizer.model").write_bytes(tokenizer.proto())
     legacy = tokenizer.prepend_scheme == "always"
     write_json(folder / RECORD, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": legacy, **roles,

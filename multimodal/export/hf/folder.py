@@ -6,7 +6,15 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.configs import described
-from multimodal.export.hf.files import image_processor, write_generation, write_json, write_tokenizer, write_whisper
+from multimodal.export.hf.files import (
+    begin_id,
+    image_processor,
+    write_generation,
+    write_json,
+    write_tokenizer,
+    write_whisper,
+)
+from multimodal.export.hf.sentences import check_sentences, write_sentences
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
@@ -16,7 +24,7 @@ from multimodal.weights.files.stored import to_stored
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from multimodal.weights.table import Tensors, export_tensors
-from multimodal.weights.text.sentence import MODULES, SETTINGS, sentence_modules
+from multimodal.weights.text.sentence import MODULES, PROMPTS, SETTINGS, sentence_modules
 
 BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -43,9 +51,7 @@ def parts_of(checkpoint: Checkpoint) -> Parts:
             return config, export_tensors(own.rows(model.config), state), source
         except CheckpointError as error:
             raise UsageError(f"model {checkpoint.source}: {error}") from None
-    if getattr(model.config, "projections", ()):
-        raise UsageError(f"model {checkpoint.source}: Dense modules have no place in a model of transformers; export "
-                         "the folder of sentence-transformers that it came from")  # fmt: skip
+    check_sentences(checkpoint)
     return *described(checkpoint), None
 
 
@@ -75,7 +81,7 @@ def _modules(source: Path) -> list[str]:
     """Files of sentence-transformers: its list, and those of the folders in it, such as 1_Pooling and 2_Dense."""
     places = [inside(source, place, f"{source / MODULES}: path") for _, place in sentence_modules(source) if place]
     files = [str((place / name).relative_to(source)) for place in places for name in MODULE_FILES]
-    return [MODULES, *SETTINGS, "config_sentence_transformers.json", *files]
+    return [MODULES, *SETTINGS, PROMPTS, *files]
 
 
 def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
@@ -93,7 +99,8 @@ def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]
         pad = config.get("decoder_start_token_id", 0)
         ids = {"pad_token_id": pad}
         if tokenizer is not None:
-            ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
+            ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": begin_id(checkpoint),
+                   "eos_token_id": tokenizer.eos_id}  # fmt: skip
         if isinstance(model, Whisper) and tokenizer is not None:
             ids |= {"bos_token_id": tokenizer.eos_id, "decoder_start_token_id": tokenizer.bos_id}
         made = ids | made
@@ -111,6 +118,8 @@ def _write_beside(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) 
             write_json(folder / "preprocessor_config.json", record)
     if checkpoint.tokenizer is not None and not write_tokenizer(checkpoint, folder):
         left.append("tokenizer")
+    if "pooling" in checkpoint.card and checkpoint.tokenizer is not None:
+        write_sentences(checkpoint, folder)
     if isinstance(checkpoint.model, Whisper):
         write_whisper(checkpoint, folder)
     elif checkpoint.tokenizer is not None and config["architectures"][0].endswith(GENERATING):

@@ -20,7 +20,7 @@ from multimodal.weights.table import Tensors, check_finite
 # names of its Pooling module (flags before version 5), and those of `embed`
 POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last",
             "max": "max", "max_tokens": "max"}  # fmt: skip
-PACKAGE, MODULES = "sentence_transformers.", "modules.json"
+PACKAGE, MODULES, PROMPTS = "sentence_transformers.", "modules.json", "config_sentence_transformers.json"
 POOLING = "1_Pooling"  # in a folder that does not list its modules
 # settings of its Transformer module; the first file that says anything counts
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in
@@ -37,7 +37,7 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
     kinds = [kind for kind, _ in modules if kind != "Dropout"]  # of training alone
     if kinds in ([], ["Transformer"]):
         return {}
-    record = optional_json(folder / "config_sentence_transformers.json")
+    record = optional_json(folder / PROMPTS)
     expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense"), "Normalize"]
     if kinds in (expected, expected[:-1]):
         steps = _poolings(_config(folder, modules[1][1]))
@@ -60,7 +60,7 @@ def _poolings(path: Path) -> list[str]:
 
 
 def _prompts(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    where = f"{folder / 'config_sentence_transformers.json'}: prompts"
+    where = f"{folder / PROMPTS}: prompts"
     prompts = checked(dict[str, str | None], record.get("prompts") or {}, where)
     default = record.get("default_prompt_name")
     if not prompts and default is None:

@@ -14,6 +14,7 @@ from multimodal.tasks.text.generate import end_ids
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.weights.files.gguf_file import read_gguf
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.references.hub import hub_folder
@@ -47,6 +48,9 @@ def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
         )
     sizes = [(tmp_path / f"{store}.gguf").stat().st_size for store in ("float32", "int8")]
     assert sizes[1] < sizes[0]
+    fields = read_gguf(tmp_path / "float32.gguf")[1]
+    widths = [fields[f"llama.attention.{part}_length"] for part in ("key", "value")]
+    assert widths == [own.model.config.stack.block.attention.width // own.model.config.stack.block.attention.heads] * 2
 
 
 def test_tokens_that_a_chat_begins_and_ends_with_come_back(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,16 +15,21 @@ from multimodal.errors import UsageError
 from multimodal.export.export import export
 from multimodal.export.hf.configs import WRITERS
 from multimodal.export.hf.folder import parts_of, write_folder
+from multimodal.models.text import TextTransformer
 from multimodal.system.assets import asset
 from multimodal.system.files import optional_json
 from multimodal.tasks.text.embed import embed
+from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.chat.messages import read_messages
+from multimodal.tokens.text.hub.files import hub_tokenizer
+from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.data import wordpieces
 from tests.helpers.paths import ROOT
 from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
-from tests.helpers.references.hub import llama_pieces
+from tests.helpers.references.hub import hub_folder, llama_pieces
+from tests.helpers.tiny import TEXTS
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 
 MODULES = {causal: causal.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
@@ -128,6 +134,51 @@ def test_dense_modules_stay_files_of_their_own(tmp_path):
         export(tmp_path / "own", tmp_path / "other", to="hf")
 
 
+def test_the_vectors_of_a_sentence_model_are_described_there(tmp_path):
+    made, prompts = load(encoders.bert_folder(tmp_path / "hf")), {"query": "the dog ", "text": ""}
+    card = {"pooling": "max", "normalize": True, "prompts": prompts, "prompt": "query"}
+    made.tokenizer.context = 6
+    save_folder(replace(made, card=made.card | card), tmp_path / "own")
+    export(tmp_path / "own", tmp_path / "out", to="hf")
+    models = [load(tmp_path / name) for name in ("own", "out")]
+    assert {name: models[1].card[name] for name in card} == card
+    with pytest.warns(TextCut, match="cut to 6 tokens"):
+        vectors = [embed(["sea", "dog dog dog dog"], one) for one in models]
+    assert np.array_equal(*vectors)
+    save_folder(replace(made, card=made.card | card | {"pooling": "weightedmean"}), tmp_path / "other")
+    with pytest.raises(UsageError, match="pooling 'weightedmean' has no place in a model of transformers"):
+        export(tmp_path / "other", tmp_path / "no", to="hf")
+
+
+def test_a_token_that_a_template_alone_begins_with_is_there(tmp_path):
+    from transformers import AutoTokenizer
+
+    root, config = hub_folder(tmp_path, "chatml")
+    template, begin = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "<|begin|>"
+    chat, tokenizer = ChatFormat(template, tokens={"bos_token": begin}), hub_tokenizer(root, config)
+    model = TextTransformer(replace(TEXTS["llama"], vocabulary=config["vocab_size"], tied=False))
+    save_folder(Checkpoint(model, tokenizer, chat=chat), tmp_path / "own")
+    export(tmp_path / "own", tmp_path / "out", to="hf")
+    given, made = [{"role": "user", "content": "Hi"}], AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = made.apply_chat_template(given, return_dict=False)
+    assert ids == chat.ids(read_messages(given), [], tokenizer, "")[0]
+    records = [optional_json(tmp_path / "out" / f"{name}.json") for name in ("config", "generation_config")]
+    assert [one["bos_token_id"] for one in records] == [ids[0]] * 2 == [made.convert_tokens_to_ids(begin)] * 2
+    assert made("Hi").input_ids == ids[1:-1]  # texts begin with none
+
+
+@pytest.mark.parametrize("own", [{"max_length": 33, "num_beams": 3}, {"max_new_tokens": 9, "length_penalty": 2.0}])
+def test_the_search_of_a_card_is_that_of_the_folder(own, tmp_path):
+    from transformers import GenerationConfig
+
+    made = load("translator-mini")
+    save_folder(replace(made, card=made.card | {"generation": own}), tmp_path / "own")
+    export(tmp_path / "own", tmp_path / "out", to="hf")
+    found = GenerationConfig.from_pretrained(tmp_path / "out").to_dict()
+    assert {key: found[key] for key in own} == own
+    assert found["max_length"] == own.get("max_length")
+
+
 def test_labels_of_which_several_may_be_true_stay_so(tmp_path):
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -205,6 +256,10 @@ def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path)
     save_folder(Checkpoint(checkpoint("shaw").model, BYTES), tmp_path / "model")
     with pytest.raises(UsageError, match="no family of transformers has all of its options"):
         export(tmp_path / "model", tmp_path / "out", to="hf")
+    bert = encoders.case("ModernBERT")
+    save_folder(families()["modernbert"].load(bert.tensors, bert.config, "file"), tmp_path / "bert")
+    with pytest.raises(UsageError, match="a modernbert is exported from the folder of transformers that it came from"):
+        export(tmp_path / "bert", tmp_path / "out", to="hf")
     assert not (tmp_path / "out").exists()
 
 
