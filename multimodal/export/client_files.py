@@ -135,6 +135,7 @@ def _recognizer_settings(model: ConformerCTC, tokenizer: Tokenizer | None) -> di
     made: dict[str, Any] = {"blank": row}
     if isinstance(tokenizer, LetterTokenizer):
         made["vocabulary"] = [*tokenizer.tokens[:row], "<pad>", *tokenizer.tokens[row:]]
+        made["clean_up_tokenization_spaces"] = tokenizer.clean
     known = tokenizer is not None and getattr(model.config.encoder, "features", None) == "fixed"
     return made | ({"audio": _bank(model.config.encoder.bands)} if known else {})
 

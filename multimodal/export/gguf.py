@@ -12,6 +12,7 @@ from multimodal.export.hf.configs import described, halved, plain
 from multimodal.export.hf.files import begin_id, control_names
 from multimodal.export.refusals import differences, short_window
 from multimodal.system.outputs import Outputs, opened_output
+from multimodal.tasks.text.generate import end_ids
 from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, gguf_tokenizer
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -111,8 +112,7 @@ def _as_gguf(arch: str, name: str, tensor: Tensor, attention: Any) -> Tensor:
 def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     """Fields of the vocabulary. Raises UsageError for one whose way to split words GGUF has no name for."""
     config, chat = checkpoint.model.config, checkpoint.chat
-    ends = dict.fromkeys(i for i in (tokenizer.eos_id, *tokenizer.end_ids) if i is not None)
-    ends |= dict.fromkeys(chat.end_ids(tokenizer) if chat else ())
+    ends = dict.fromkeys(i for i in (tokenizer.eos_id, *end_ids(checkpoint)) if i is not None)
     if len(ends) > 3:
         raise UsageError(f"model {checkpoint.source}: GGUF holds three tokens that end a text (got {len(ends)})")
     bos = begin_id(checkpoint)

@@ -61,14 +61,15 @@ def test_a_decoder_writes_padded_rows_as_the_model_writes_each_alone(name):
 def test_a_recognizer_has_the_columns_of_transformers_and_they_are_named(name, blank, tmp_path):
     reference, letters = speech.case(name), [*"|abcdefg"]
     own = families()[reference.family].load(reference.tensors, reference.config, "file")
-    source = Checkpoint(own.model, LetterTokenizer(letters, "|", [], None), source=name)
+    source = Checkpoint(own.model, LetterTokenizer(letters, "|", [], None, clean=blank == 3), source=name)
     (graph,) = graphs_of(source)
     assert list(graph.inputs) == ["input_values", "lengths"]
     samples = torch.randn(1, 4000)
     logits, _ = graph.module(samples, torch.tensor([4000]))
     assert torch.allclose(logits, reference.model(samples).logits, atol=1e-5)
     named = [*letters[:blank], "<pad>", *letters[blank:]]
-    assert write_client(source, tmp_path) == {"blank": blank, "vocabulary": named}
+    settings = {"blank": blank, "vocabulary": named, "clean_up_tokenization_spaces": blank == 3}
+    assert write_client(source, tmp_path) == settings
 
 
 @pytest.mark.parametrize(("name", "cause"), REFUSED.items())

@@ -172,6 +172,7 @@ def test_a_text_beyond_the_context_is_refused(name):
         ("ELECTRA, generator", {"hidden_act": "relu"}, "hidden_act 'relu' with a gelu head"),
         ("ALBERT", {"num_hidden_groups": 2}, "2 groups of 1 blocks in 3 layers are not supported"),
         ("DistilBERT", {"n_layers": 2}, "unexpected tensor"),
+        ("ELECTRA, choices", {"summary_use_proj": False}, "summary_use_proj False is not supported"),
         ("MPNet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets 64 is not supported"),
         # a decoder pools its last token, where the reference pools the first
         ("BERT", {"is_decoder": True}, "is_decoder True with a pooler"),

@@ -25,8 +25,9 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
     made = bert.encoder_config(config, tensors, prefix, HEAD, gelu_head=True)
     inner = config["embedding_size"]
     made = replace(made, embed_width=None if inner == made.width else inner, detect=f"{DETECT}.dense.weight" in tensors)
-    if f"{SUMMARY}.weight" in tensors:
-        for key, known in (("summary_type", "first"), ("summary_activation", "gelu")):
+    chooses = any(str(name).endswith("ForMultipleChoice") for name in config.get("architectures") or ())
+    if chooses or f"{SUMMARY}.weight" in tensors:
+        for key, known in (("summary_type", "first"), ("summary_activation", "gelu"), ("summary_use_proj", True)):
             if config.get(key, known) != known:
                 raise CheckpointError(f"config.json: {key} {config[key]!r} is not supported (expected {known!r})")
     pools = {"classifier.dense": "gelu", SUMMARY: "gelu"}
