@@ -14,6 +14,8 @@ from multimodal.serve.jobs.lane import Lane
 from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.head import has_head
 from multimodal.tasks.encode.loaded import device_of
+from multimodal.tasks.encode.search_defaults import warn_of_search
+from multimodal.tasks.text.options import GenerateOptions, TranslateOptions
 from multimodal.tokens.text.languages import LANGUAGES
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
@@ -71,6 +73,15 @@ def languages_of(checkpoint: Checkpoint) -> dict[str, str]:
     return {code: LANGUAGES[code] for code in tokenizer.languages} if several else {}
 
 
+def _warn_of_search(checkpoint: Checkpoint) -> None:
+    """Warn of settings of texts that the checkpoint asks for and that its answers do not follow."""
+    tasks = tasks_of(checkpoint)
+    if "chat" in tasks:
+        warn_of_search(checkpoint, {}, GenerateOptions, dropped=("beam_size", "early_stopping"))
+    elif "translate" in tasks:
+        warn_of_search(checkpoint, {}, TranslateOptions, checkpoint.required_tokenizer().pad_id)
+
+
 class Models:
     """Models by name, loaded by `load_all`. Raises NotReadyError until they are there."""
 
@@ -88,6 +99,7 @@ class Models:
                 loaded = load(name)
                 checkpoint = prepare_for_inference(loaded, o.compute_type, device_of(o.device, loaded))
                 checkpoint = replace(checkpoint, source=name)  # messages name models as clients do
+                _warn_of_search(checkpoint)
                 self.served[name] = ServedModel(name, checkpoint, tasks_of(checkpoint),
                                                 Lane(name, o.batch_size, o.queue))  # fmt: skip
         except Exception as error:

@@ -17,7 +17,7 @@ from multimodal.system.files import ascii_only, optional_json
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.weights.card import searched
+from multimodal.weights.card import further_ends, searched
 from multimodal.weights.fit import check_markers, check_size, check_values, check_vocabulary
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
@@ -71,7 +71,7 @@ class Family:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             if self.beside:
                 config = ({self.beside: feature_record(folder, self.beside)} if folder else {}) | config
-            asked: dict[str, Any] = {}
+            asked, search = dict[str, Any](), dict[str, Any]()
             if folder and self.model in SEARCHED:
                 search = optional_json(folder / "generation_config.json")
                 asked = searched(search) if search else searched(config, old=True)
@@ -89,7 +89,7 @@ class Family:
             if preprocessing is not None:
                 check_size(preprocessing, ours, where, fixed=self.one_size)
             card = {"format": self.name, **self.card(folder, config)}
-            if asked:
+            if asked := asked | further_ends(search, tokenizer):
                 card["generation"] = asked
             chat = self.chat(folder, tokenizer)
             check_markers(chat, tokenizer, ours, where)

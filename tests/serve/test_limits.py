@@ -120,6 +120,8 @@ def test_models_and_paths_that_are_not_there(client):
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "temperature": "x"}', ["temperature"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}',
          ["top_logprobs: needs logprobs"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "n": 2, "temperature": 0}',
+         ["n: 2 answers at temperature 0"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"123456789": 1}}',
          ["123456789 is not among"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"1": 101}}',

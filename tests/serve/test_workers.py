@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from types import SimpleNamespace
 
@@ -15,12 +16,25 @@ import httpx
 import pytest
 import uvicorn
 
+from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.run import ServerProcess, Supervisor, configuration, listening
+from multimodal.weights.folder import save_folder
+from tests.helpers.byte_models import byte_model
 from tests.serve.test_faults import children, ready
 
 COMMAND = [sys.executable, "-m", "multimodal", "serve", "--port", "0"]
 WORKERS = [*COMMAND, "--workers", "2", "--models", "gpt-mini"]
+
+
+def test_settings_that_a_server_does_not_follow_are_named(tmp_path):
+    asked = {"num_beams": 4, "guidance_scale": 2.0, "repetition_penalty": 1.3}
+    checkpoint = byte_model()
+    save_folder(replace(checkpoint, card=checkpoint.card | {"generation": asked}), tmp_path / "tiny")
+    models = Models(ServeOptions(models=(str(tmp_path / "tiny"),), device="cpu"))
+    with pytest.warns(UserWarning, match=r"asks for num_beams 4, guidance_scale 2\.0, which is not followed"):
+        models.load_all()
+    models.stop()
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

@@ -83,18 +83,19 @@ def run(options: Namespace) -> int:
     chosen = PromptOptions.among(vars(options))
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
     if examples:
-        chosen.setdefault("stop", [STOP])
-    settings, choices = prompt_options(chosen), generate_choices.checked(options.choices) if options.choices else None
-    if "seed" in chosen and not settings.temperature:
-        warnings.warn("--seed: has no effect without drawing (--temperature, --top_k, --top_p, --min_p)", stacklevel=1)
+        chosen["stop"] = [*chosen.get("stop", ()), STOP]
+    choices = generate_choices.checked(options.choices) if options.choices else None
+    PromptOptions(**chosen)  # refuses bad values before the model is loaded
     lines = (
         [("prompt", options.prompt)] if options.prompt is not None else list(text_lines(options.texts, options.file))
     )
     if not lines:
         raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
     checkpoint = prepared(loaded(options, "generate"), options.compute_type, options.device)
+    settings = prompt_options(chosen if choices else search_defaults(checkpoint, chosen, GenerateOptions))
+    if "seed" in chosen and not settings.temperature:
+        warnings.warn("--seed: has no effect without drawing (--temperature, --top_k, --top_p, --min_p)", stacklevel=1)
     if not choices:
-        settings = prompt_options(search_defaults(checkpoint, chosen, GenerateOptions))
         warn_of_search(checkpoint, chosen, GenerateOptions)
     write = TextWriter(checkpoint, settings)
     asked = _Asked(write, examples, lone=len(lines) == 1)

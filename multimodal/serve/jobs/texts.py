@@ -153,7 +153,7 @@ def token_scores(writer: TextWriter, prompt: Any, answer: Continuation, top: int
     ids = list(answer.ids)
     if not ids:
         return []
-    tokenizer, before = writer.tokenizer, ids_of(prompt)
+    tokenizer, before = writer.tokenizer, writer.before(ids_of(prompt))
     logprobs = writer.logits(prompt, ids).log_softmax(-1)
     own, (values, best) = logprobs.gather(1, logprobs.new_tensor(ids, dtype=int)[:, None])[:, 0], logprobs.topk(top)
     texts, scores, length = token_texts(tokenizer, before, ids), TokenScores(), 0

@@ -77,10 +77,12 @@ class ChatRequest(BaseModel):
 
     def decoding(self) -> dict[str, Any]:
         """Options in our names. The most probable text, or with `n`, a seed or top_p a sample at temperature 1; a
-        sample without a seed is another one each time."""
+        sample without a seed is another one each time. Raises HttpError."""
         given = {own: value for name, own in DECODING.items() if (value := getattr(self, name)) is not None}
         given.setdefault("max_new_tokens", DEFAULT_TOKENS)
         given.setdefault("temperature", 1.0 if self.n > 1 or {"top_p", "seed"} & given.keys() else 0.0)
+        if given["temperature"] == 0 and self.n > 1:
+            raise HttpError(400, f"n: {self.n} answers at temperature 0 are all the same (expected 1)", param="n")
         if given["temperature"] == 0:
             for name in ("top_p", "seed"):
                 given.pop(name, None)

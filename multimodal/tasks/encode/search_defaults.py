@@ -3,9 +3,10 @@
 As in transformers, a caller's option comes before them. Its settings of sampling are not followed."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from multimodal.decoding.options import OFF
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.system.options import OptionSet
@@ -13,7 +14,7 @@ from multimodal.weights.folder import Checkpoint
 
 TAKEN = {
     "num_beams": "beam_size", "length_penalty": "length_penalty", "early_stopping": "early_stopping",
-    "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram",
+    "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "stop",
 }  # fmt: skip
 LENGTHS = {
     "max_length": "max_new_tokens", "min_length": "min_tokens", "max_new_tokens": "max_new_tokens",
@@ -21,7 +22,8 @@ LENGTHS = {
 }  # fmt: skip
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")  # which an encoder-decoder follows
 LIMITS = ("max_length", "max_new_tokens")  # cut a text and change no other: no warning
-SAMPLED = ("temperature", "top_k", "top_p", "min_p")
+OWN = {"num_return_sequences": "num_return"}  # ours alone, whatever the file asks for
+SAMPLED = {"temperature": 0.0, **OFF}
 
 
 def search_settings(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type
             found |= kind.checked({own: asked[name] - 1 if name in ("max_length", "min_length") else asked[name]})
         except (UsageError, TypeError) as error:
             raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name}: {error}") from None
-    if any(given.get(name) for name in SAMPLED):
+    if any(given.get(name, off) != off for name, off in SAMPLED.items()):
         found = {name: value for name, value in found.items() if name not in ("beam_size", "early_stopping")}
     if "min_tokens" in found and found["min_tokens"] > given.get("max_new_tokens", found["min_tokens"]):
         del found["min_tokens"]
@@ -48,14 +50,17 @@ def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type
 
 
 def warn_of_search(
-    checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet], banned: int | None = None
+    checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet], banned: int | None = None,
+    dropped: Collection[str] = (),
 ) -> None:  # fmt: skip
     """Warn of what the checkpoint asks for and neither it nor an option of `given` brings. `banned`: a token that the
-    search never writes."""
-    asked, known = dict(search_settings(checkpoint)), {**TAKEN, **LENGTHS}
+    search never writes. `dropped`: options that the caller does not follow."""
+    asked, known = dict(search_settings(checkpoint)), {**TAKEN, **LENGTHS, **OWN}
     if asked.get("bad_words_ids") == [[banned]]:
         del asked["bad_words_ids"]
-    done = {*_taken(checkpoint, kind), *LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
+    done = {name for name, own in _taken(checkpoint, kind).items() if own not in dropped}
+    done |= {*LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
+    done |= {"eos_token_id"} if "stop" in kind.declared else set()  # captions and translations have one end
     left = [f"{name} {asked[name]!r:.40}" for name in asked if name not in done and known.get(name) not in given]
     if left:
         told = f"its generation_config.json asks for {', '.join(left)}, which is not followed"

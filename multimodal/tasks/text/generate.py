@@ -119,8 +119,8 @@ def prepared(model: Model | None, compute_type: str, device: str | torch.device 
 
 def end_ids(checkpoint: Checkpoint) -> list[int]:
     """Ids that end a text of the model, that of a chat first."""
-    tokenizer = checkpoint.required_tokenizer()
-    own = [*([] if tokenizer.eos_id is None else [tokenizer.eos_id]), *tokenizer.end_ids]
+    tokenizer, further = checkpoint.required_tokenizer(), search_settings(checkpoint).get("eos_token_id", [])
+    own = [*([] if tokenizer.eos_id is None else [tokenizer.eos_id]), *tokenizer.end_ids, *further]
     return list(dict.fromkeys([*(checkpoint.chat.end_ids(tokenizer) if checkpoint.chat else []), *own]))
 
 
@@ -281,7 +281,7 @@ class TextWriter:
         chosen = self._processors(ids.shape[1], limit)
         steps = generate_steps(step, ids, cache, eos=self.ends, max_new=limit, processors=chosen, choose=self._choice(),
                                stops=self._stops(ids.shape[1]))  # fmt: skip
-        detokenizer = IncrementalDetokenizer(self.tokenizer, self._before(row), self.options.stop)
+        detokenizer = IncrementalDetokenizer(self.tokenizer, self.before(row), self.options.stop)
         while True:
             try:
                 token = int(next(steps))
@@ -337,7 +337,7 @@ class TextWriter:
         if not finite:
             raise CheckpointError(f"model {self.checkpoint.source}: logits are not finite")
 
-    def _before(self, row: list[int]) -> list[int]:
+    def before(self, row: list[int]) -> list[int]:
         """The ids that a continuation follows."""
         return row if self.encoder is None else []
 
@@ -349,7 +349,7 @@ class TextWriter:
 
     def _continuation(self, row: list[int], ids: list[int], logprob: float, limit: int) -> Continuation:
         ended = len(ids) < limit
-        text, stop = cut_at(continuation(self.tokenizer, self._before(row), ids), self.options.stop)
+        text, stop = cut_at(continuation(self.tokenizer, self.before(row), ids), self.options.stop)
         cut = "context" if limit < self.options.max_new_tokens else "max_new_tokens"
         stopped = "stop" if stop else "end" if ended else cut
         if stopped == "context":

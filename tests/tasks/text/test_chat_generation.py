@@ -1,6 +1,7 @@
 """Language models with chat templates and several end tokens, from a folder as Hugging Face has it."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,24 @@ def test_a_stop_ends_a_chat_whose_first_end_is_not_the_tokenizers(folder):
         own = generator.writer.logits(generator.writer.ids("The cat sat"), found.ids).log_softmax(-1)
         logprob = own.gather(1, torch.tensor(found.ids)[:, None]).sum().item()
         assert (found.logprob, found.score) == pytest.approx((logprob, logprob / found.tokens), rel=1e-5)
+
+
+def test_a_text_ends_at_an_ordinary_token_that_the_files_list(folder, tmp_path, capsys):
+    """Prompts have it as before. The command takes the checkpoint's beams."""
+    ((whole,),) = Generator(folder, max_new_tokens=NEW).many(["The cat sat"])
+    made = tmp_path / "made"
+    shutil.copytree(folder, made)
+    asked = json.loads((folder / "generation_config.json").read_text())
+    asked["eos_token_id"] = [*asked["eos_token_id"], whole.ids[3]]
+    (made / "generation_config.json").write_text(json.dumps(asked))
+    ((found,),) = (generator := Generator(made, max_new_tokens=NEW)).many(["The cat sat"])
+    spelled = generator.writer.tokenizer.decode([*found.ids, whole.ids[3]])  # transformers writes its end
+    assert (spelled, found.stopped == "end") == expected(made, text="The cat sat")
+    assert len(found.ids) == whole.ids.index(whole.ids[3])
+    assert generator.writer.ids("The cat sat") == Generator(folder).writer.ids("The cat sat")
+    (made / "generation_config.json").write_text(json.dumps(asked | {"num_beams": 4}))
+    code, out, _ = run(capsys, "generate", "The cat sat", "-m", made, "--num_return", 3, "--max_new_tokens", 3)
+    assert (code, len(out.splitlines())) == (0, 3)
 
 
 def test_what_a_user_types_is_no_turn(folder):

@@ -46,11 +46,14 @@ def letters(size: int) -> CharacterTokenizer:
 
 def test_what_a_checkpoint_asks_for_and_we_cannot_do_is_named():
     told = {"num_beams": 4, "repetition_penalty": 1.0, "bad_words_ids": [[5]], "forced_bos_token_id": None, "top_k": 9}
+    told |= {"guidance_scale": 1.5, "num_beam_groups": 1, "num_return_sequences": 3, "stop_strings": "b", "user": "x"}
+    told |= {"cache_implementation": "static", "pad_token_id": 3, "transformers_version": "5", "dola_layers": None}
     checkpoint = byte_model()
     checkpoint.card["generation"] = searched(told)
-    with pytest.warns(UserWarning, match=r"asks for bad_words_ids \[\[5\]\], which is not followed"):
-        writer = Generator(checkpoint, max_new_tokens=1).writer
-    assert writer.options.beam_size == 4
+    left = r"bad_words_ids \[\[5\]\], num_return_sequences 3, guidance_scale 1.5, user 'x', which is not followed"
+    with pytest.warns(UserWarning, match=f"asks for {left}"):
+        writer = Generator(checkpoint, max_new_tokens=1, top_p=1.0).writer  # its value for off
+    assert (writer.options.beam_size, writer.options.stop) == (4, ("b",))
     with pytest.warns(UserWarning, match="bad_words_ids"):
         writer = Generator(checkpoint, max_new_tokens=1, temperature=1.0, seed=1).writer  # no beams
     assert writer.options.beam_size == 1
@@ -301,6 +304,15 @@ def test_the_command_says_how_many_examples_are_left_out(capsys, tiny, tmp_path)
     assert err == ("multimodal: warning: prompt: 2 of 3 examples are left out, as the context of 40 tokens has no room "
                    "for them\n")  # fmt: skip
     assert json.loads(out)[0]["prompt_tokens"] == len("Input: a\nOutput: b\n\nInput: g\nOutput:")
+
+
+def test_a_stop_stands_beside_the_empty_line_that_ends_an_answer(tiny, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    seen = []
+    monkeypatch.setattr(TextWriter, "__call__", lambda write, rows: [seen.append(write.options.stop) or []])
+    few = ["-m", tiny, "--max_new_tokens", 3]  # else there is no room for examples
+    run(capsys, "generate", "g", "--examples", tmp_path / "a.tsv", *few, "--stop", "x", "y")
+    assert seen == [("x", "y", "\n\n")]
 
 
 def test_control_tokens_in_a_prompt_are_text_and_half_characters_one_line(capsys, tiny):
