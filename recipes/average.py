@@ -11,9 +11,9 @@ refused. All else (the card but for facts of one checkpoint) comes from the firs
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from multimodal.errors import UsageError
 from multimodal.train import log, start
@@ -22,6 +22,8 @@ from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
 from multimodal.weights.card import inherited
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
+
+RATES = ("dropout", "stem_dropout", "drop_path")  # in which a model and one trained further may differ
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class AverageRun:
             raise UsageError(f"{expected} (got {' '.join(map(str, self.weights))})", argument="weights")
 
 
+def in_use(config: Any) -> Any:
+    """A configuration as nested tables, without what it says of training."""
+    if is_dataclass(config):
+        config = {"": type(config).__name__} | asdict(config)
+    if not isinstance(config, dict):
+        return config
+    return {name: in_use(value) for name, value in config.items() if name not in RATES}
+
+
 def check_alike(first: Checkpoint, other: Checkpoint) -> None:
     """Raise UsageError for models whose inputs or outputs mean different things."""
     one, two = meaning_of(first), meaning_of(other)
@@ -56,7 +67,7 @@ def main(s: AverageRun) -> None:
     shares = [weight / sum(s.weights) for weight in s.weights] or [1 / len(s.models)] * len(s.models)
     mean = {name: shares[0] * own if own.is_floating_point() else own for name, own in first.model.state_dict().items()}
     for name, other, share in zip(s.models[1:], others, shares[1:], strict=True):
-        if other.model.config != first.model.config:
+        if in_use(other.model.config) != in_use(first.model.config):
             raise UsageError(f"{name}: its configuration differs from that of {s.models[0]}", argument="models")
         check_alike(first, other)
         for key, own in other.model.state_dict().items():

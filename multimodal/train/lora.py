@@ -1,15 +1,17 @@
-"""Frozen parts and low-rank adapters (LoRA, Hu et al. 2022) through peft."""
+"""Changes to a known model before it is trained: frozen parts, other dropout, and low-rank adapters (LoRA, Hu et al.
+2022) through peft."""
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multimodal.errors import UsageError, at_least, demand
+from multimodal.models.text_config import TextConfig
 from multimodal.weights.files.shared import SharedPart
 
 
@@ -64,6 +66,42 @@ def freeze(model: nn.Module, parts: Sequence[str]) -> None:
 def frozen(shared: Iterable[SharedPart], model: nn.Module) -> tuple[SharedPart, ...]:
     """The shared parts of a model that training leaves as they are."""
     return tuple(one for one in shared if not any(p.requires_grad for p in model.get_submodule(one.part).parameters()))
+
+
+def with_rates(model: nn.Module, rates: Mapping[str, float | None]) -> nn.Module:
+    """Return a model with the same weights and other rates of dropout or drop path in its config, by their places, such
+    as `encoder.stack.block.dropout`. None, or a part that the model lacks, leaves it as it is."""
+    config = model.config
+    for place, rate in rates.items():
+        if rate is not None:
+            demand(place.rpartition(".")[2], rate, 0 <= rate < 1, "0 to under 1")
+            config = _with_rate(config, place.split("."), rate)
+    if config == model.config:
+        return model
+    made = type(model)(config)
+    made.load_state_dict(model.state_dict())
+    return made.train(model.training)
+
+
+def _with_rate(config: Any, place: Sequence[str], rate: float) -> Any:
+    name, *inner = place
+    if config is None:
+        return None
+    return replace(config, **{name: _with_rate(getattr(config, name), inner, rate) if inner else rate})
+
+
+def text_sizes(config: TextConfig) -> dict[str, int]:
+    attention = config.stack.block.attention
+    own = {"layers": config.stack.layers, "context": config.context}
+    return {"width": attention.width, "heads": attention.heads} | own
+
+
+def keep_sizes(init: str, own: Mapping[str, Any], given: Any, default: Any) -> None:
+    """Raise UsageError for a size that was `given`, since it is not the default, where the model of `init` has its
+    `own`."""
+    for name, size in own.items():
+        if (asked := getattr(given, name)) not in (getattr(default, name), size):
+            raise UsageError(f"{asked}: {init} has {size}, which it keeps", argument=name)
 
 
 def _inside(name: str, parts: Sequence[str]) -> bool:

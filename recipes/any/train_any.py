@@ -47,7 +47,7 @@ from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.device import moved
-from multimodal.train.lora import freeze, frozen
+from multimodal.train.lora import freeze, frozen, keep_sizes, text_sizes, with_rates
 from multimodal.train.objectives.any_to_text import Answering, PrepareChat, collate
 from multimodal.train.objectives.any_to_text_model import AnySettings, begin, with_encoders
 from multimodal.train.objectives.augment_speech import SpeechAugmentation
@@ -118,6 +118,9 @@ def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
         if not isinstance(made.model, AnyToText) or made.chat is None:
             raise CheckpointError(f"{s.init}: expected an any-to-text model with a chat format, got {made.kind}")
         made = with_encoders(made, image, audio)
+        sizes = text_sizes(made.model.config.decoder) | {"image_layers": made.model.config.image_layers or 0}
+        keep_sizes(s.init, sizes, s.model, AnyRun.model)
+        made = replace(made, model=with_rates(made.model, {"decoder.stack.block.dropout": s.model.dropout}))
     return replace(made, shared=made.shared + (shared_encoders(s.image, image, s.audio, audio) if s.share else ()))
 
 

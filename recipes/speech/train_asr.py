@@ -59,11 +59,12 @@ from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError
-from multimodal.models.conformer import ConformerCTC
+from multimodal.models.conformer import ConformerCTC, ConformerEncoderConfig
 from multimodal.system.files import read_json
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
 from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
 from multimodal.weights.card import inherited
@@ -80,7 +81,7 @@ class RecogniserModelSettings:
     layers: int = 6
     decoder_layers: int = 2
     context: int = 200  # tokens of a text, at most
-    drop_path: float = 0.05
+    drop_path: float | None = None  # of the encoder: by default 0.05, with --init as it has it
     chunk: int = 0  # frames of 40 ms that a stream waits for (16 is good); 0: whole utterances, or as --init has it
     left: int = 0  # earlier frames that each frame of a chunk sees (0: all)
     dynamic: bool = False  # chunks in 7 of 10 batches alone: one model for recordings and streams
@@ -120,13 +121,21 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
         known = load(s.init)
         if not isinstance(known.model, ConformerCTC) or known.tokenizer is None:
             raise UsageError(f"--init {s.init}: is a {known.kind}, not a joint_conformer with its tokenizer")
+        encoder, decoder = known.model.config.encoder, known.model.config.decoder
+        if not isinstance(encoder, ConformerEncoderConfig):
+            raise UsageError(f"--init {s.init}: expected a Conformer on log-mel frames, got an encoder of waveforms")
+        own = {"width": encoder.width, "layers": encoder.layers, "decoder_layers": 0}
+        own |= {"decoder_layers": decoder.stack.layers, "context": decoder.context} if decoder else {}
+        keep_sizes(s.init, own, m, RecogniserRun.model)
+        known = replace(known, model=with_rates(known.model, {"encoder.drop_path": m.drop_path}))
         return rechunked(known, m) if m.chunk else known
     if m.width % 8:
         raise UsageError(f"--width {m.width}: is no multiple of 8, for 4 heads of even width")
     tokenizer = BytePairTokenizer.train([" " + text for text in texts], m.vocabulary, lowercase=True)
     layers = 0 if s.terms == "ctc" else m.decoder_layers
+    drop_path = 0.05 if m.drop_path is None else m.drop_path
     config = joint_config(
-        tokenizer.vocab_size, m.width, m.layers, layers, m.context, m.drop_path, m.chunk, m.left, m.dynamic
+        tokenizer.vocab_size, m.width, m.layers, layers, m.context, drop_path, m.chunk, m.left, m.dynamic
     )
     return Checkpoint(ConformerCTC(config), tokenizer)
 

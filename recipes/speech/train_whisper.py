@@ -22,7 +22,7 @@ WER en 6.5, de 5.1, fr 7.6, cs 6.7 %; of an unseen voice 8.4, 6.7, 5.8, 8.6 %; l
 noise 100 %; BLEU into English de 17.2, fr 20.7, cs 14.2. Of the sentences 2.4 % are longer than the window.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,6 +41,7 @@ from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.objectives.multitask import (
     STEP,
     LetterCTC,
@@ -69,7 +70,7 @@ class WhisperRun:
     layers: int = 4  # of the encoder
     words: int = 2  # layers of the decoder
     hidden: int = 4  # width of a block's feed-forward, in widths
-    dropout: float = 0.0
+    dropout: float | None = None  # by default 0, with --init as it has it
     context: int = 160  # tokens of the decoder
     translated: float = 0.3  # share of the windows that are also translated
     confused: float = 0.15  # share of the decoder's input tokens replaced by others, so that it must listen
@@ -85,7 +86,7 @@ class WhisperRun:
 
 
 def config(s: WhisperRun, tokenizer: WhisperTokenizer) -> WhisperConfig:
-    shape = {"heads": s.heads, "hidden": s.hidden * s.width, "key_bias": False, "dropout": s.dropout}
+    shape = {"heads": s.heads, "hidden": s.hidden * s.width, "key_bias": False, "dropout": s.dropout or 0.0}
     encoder = WhisperEncoderConfig(BANDS, s.curriculum.window // STEP, transformer(s.width, s.layers, **shape))
     words = transformer(s.width, s.words, source_width=s.width, **shape)
     return WhisperConfig(encoder, TextConfig(tokenizer.vocab_size, s.context, words, causal=True, tied=True))
@@ -114,7 +115,12 @@ def begin(s: WhisperRun, data: SpeechWindows) -> Checkpoint:
         )
     if unknown := sorted({clip.language for clip in data.clips} - set(known.tokenizer.languages)):
         raise UsageError(f"--init {s.init}: knows {', '.join(known.tokenizer.languages)}, not {', '.join(unknown)}")
-    return known
+    words, block = known.model.config.decoder, shape.stack.block
+    own = {"width": shape.width, "heads": block.attention.heads, "hidden": block.hidden // shape.width}
+    own |= {"layers": shape.stack.layers, "words": words.stack.layers, "context": words.context}
+    keep_sizes(s.init, own, s, WhisperRun)
+    rates = {f"{side}.stack.block.dropout": s.dropout for side in ("encoder", "decoder")}
+    return replace(known, model=with_rates(known.model, rates))
 
 
 class WhisperValidation:

@@ -46,6 +46,7 @@ from multimodal.tasks.evaluate.retrieval import first_ranks
 from multimodal.tasks.text.embed import embed
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.lora import keep_sizes, text_sizes, with_rates
 from multimodal.train.objectives.text.masked import EncoderSettings
 from multimodal.train.objectives.text.sentences import (
     CollateSentences,
@@ -74,7 +75,7 @@ class EmbedderRun:
     trust: Trust = Trust()
     vocabulary: int = 8192
     budget: int = 16384  # padded tokens per side of a batch
-    encoder: EncoderSettings = EncoderSettings(width=192, layers=0, dropout=0.0)
+    encoder: EncoderSettings = EncoderSettings(width=192, layers=0, dropout=None)
     loop: LoopSettings = LoopSettings(
         Path("embedder-run"), 200, OptimSettings(1e-2, warmup=20, average=0.9), save_every=100, evaluate_every=100
     )
@@ -102,7 +103,12 @@ def begin(s: EmbedderRun, texts: Texts) -> Checkpoint:
     if s.init:
         known = load(s.init)
         model = without_heads(known)
-        return replace(known, model=model if model.config.stack.layers else grown(model, s.encoder), card=card)
+        layers, sizes = model.config.stack.layers, text_sizes(model.config)
+        own = sizes if layers else {name: sizes[name] for name in ("width", "context")}
+        keep_sizes(s.init, own, s.encoder, EmbedderRun.encoder)
+        model = model if layers else grown(model, s.encoder)
+        rates = dict.fromkeys(("stem_dropout", "stack.block.dropout"), s.encoder.dropout)
+        return replace(known, model=with_rates(model, rates), card=card)
     lines = [line for part in texts.values() for line in part]
     tokenizer = WordPieceTokenizer.train(lines, s.vocabulary, context=s.encoder.context)
     return Checkpoint(sentence_encoder(tokenizer.vocab_size, s.encoder), tokenizer, card=card)

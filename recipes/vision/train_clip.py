@@ -66,11 +66,12 @@ from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError, demand
 from multimodal.models.clip import CLIP
+from multimodal.models.vit import ViTConfig
 from multimodal.tasks.evaluate.zero_shot import accuracy, examples, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
-from multimodal.train.lora import freeze
+from multimodal.train.lora import freeze, keep_sizes, with_rates
 from multimodal.train.objectives.contrastive import Contrastive
 from multimodal.train.objectives.contrastive_model import (
     TEMPLATES,
@@ -123,7 +124,14 @@ def start_checkpoint(s: CLIPRun) -> Checkpoint:
         raise UsageError(f"--init {s.init}: expected a CLIP with tokenizer and preprocessing, got {known.kind}")
     if known.model.config.loss != s.model.loss:
         raise UsageError(f"--init {s.init}: was trained with the {known.model.config.loss} loss, not {s.model.loss}")
-    return replace(known, card={"templates": known.card.get("templates", ZERO_SHOT)})
+    image, text = known.model.config.image, known.model.config.text
+    if isinstance(image, ViTConfig):
+        own = {"patch": image.patch, "context": text.context}
+        for name, stack in (("", image.stack), ("text_", text.stack)):
+            own |= {f"{name}width": stack.block.attention.width, f"{name}layers": stack.layers}
+        keep_sizes(s.init, own, s.model, CLIPRun.model)
+    model = with_rates(known.model, {"image.stack.drop_path": s.model.drop_path})
+    return replace(known, model=model, card={"templates": known.card.get("templates", ZERO_SHOT)})
 
 
 def fresh(s: CLIPRun, captions: CaptionSampler) -> Checkpoint:

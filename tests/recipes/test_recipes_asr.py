@@ -82,8 +82,8 @@ def test_training_lowers_the_loss_and_a_resumed_run_equals_an_unbroken_one(recip
 
 def test_training_goes_on_from_a_checkpoint_with_its_tokenizer(recipe, manifest, tmp_path):
     first = run(recipe, manifest, tmp_path / "a")
-    # other sizes and another vocabulary have no effect, and the twice heard manifest is a longer epoch
-    init = ["--init", str(tmp_path / "a" / "out"), "--width", "64", "--vocabulary", "280", "--easy", "0"]
+    # another vocabulary has no effect, and the twice heard manifest is a longer epoch
+    init = ["--init", str(tmp_path / "a" / "out"), "--vocabulary", "280", "--easy", "0"]
     begun = load_folder(tmp_path / "a" / "out")
     second = run(recipe, f"{manifest}=2", tmp_path / "b", *init, "--steps", "4", "--terms", "attention")
     trained = load_folder(tmp_path / "b" / "out")

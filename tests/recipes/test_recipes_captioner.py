@@ -115,8 +115,9 @@ def test_a_resumed_run_equals_an_unbroken_one(train_captioner, data):
 
 
 def test_an_image_tower_of_a_shipped_model_is_shared_until_it_is_trained(train_captioner, load_recipe, data):
+    own = dict.fromkeys(("layers", "width", "heads", "context", "sentences"))
     for run, freeze in (("frozen", "image"), ("trained", None)):
-        start(train_captioner.main, flags(data, run, 1, init="captioner-mini", freeze=freeze, sentences=None))
+        start(train_captioner.main, flags(data, run, 1, init="captioner-mini", freeze=freeze, **own))
     frozen, trained = str(data / "frozen-out"), str(data / "trained-out")
     assert len(load(frozen).shared) == 1
     assert load(trained).shared == ()

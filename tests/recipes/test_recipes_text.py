@@ -272,7 +272,8 @@ def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_r
 def test_the_mean_of_two_models_has_the_mean_of_their_weights(load_recipe, tmp_path, capsys):
     average, models = load_recipe("average"), {}
     for name, seed in (("a", 0), ("b", 1)):
-        model = randomized(TextTransformer(TextConfig(20, 8, transformer(16, 1, 2, 32), causal=True)), seed)
+        stack = transformer(16, 1, 2, 32, dropout=0.1 * seed, drop_path=0.1 * seed)
+        model = randomized(TextTransformer(TextConfig(20, 8, stack, causal=True, stem_dropout=0.1 * seed)), seed)
         save_folder(Checkpoint(model, card={"licence": "free", "name": name, "figures": {"loss": 1}}), tmp_path / name)
         models[name] = model.state_dict()
     flags = ["--models", str(tmp_path / "a"), str(tmp_path / "b"), "--store", "float32", "--out"]

@@ -22,14 +22,14 @@ from multimodal.weights.folder import Checkpoint
 
 @dataclass(frozen=True)
 class AnySettings:
-    """Sizes of a new model."""
+    """Sizes of a new model; with `--init` only `dropout` applies."""
 
     vocabulary: int = 1280
     width: int = 144
     layers: int = 4
     heads: int = 4
     context: int = 512
-    dropout: float = 0.0
+    dropout: float | None = None  # of the decoder: by default 0, with --init as it has it
     image_layers: int = 0  # first layers of the image encoder to use, without its final norm (0: all, with it)
     shuffle: int = 2  # a square of that many patches a side becomes one row
     stack: int = 2  # so many states of sound become one row
@@ -41,7 +41,7 @@ def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[st
     Raises CheckpointError for a model without such an encoder or its preprocessing."""
     tower, encoder = _image_encoder(image), _audio_encoder(audio)
     tokenizer = _tokenizer(BytePairTokenizer.train(texts, s.vocabulary), CONTROLS)
-    stack = transformer(s.width, s.layers, s.heads, 4 * s.width, dropout=s.dropout)
+    stack = transformer(s.width, s.layers, s.heads, 4 * s.width, dropout=s.dropout or 0.0)
     decoder = TextConfig(
         tokenizer.vocab_size, s.context, stack, causal=True, tied=True, positions=PositionConfig("rotary")
     )

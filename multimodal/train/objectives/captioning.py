@@ -24,6 +24,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.train.lora import keep_sizes, text_sizes, with_rates
 from multimodal.train.losses import selected
 from multimodal.train.objective import Summed
 from multimodal.weights.folder import Checkpoint
@@ -94,10 +95,14 @@ class DecoderSettings:
     layers: int = 2
     heads: int = 4
     context: int = 28
-    dropout: float = 0.05
+    dropout: float | None = None  # by default 0.05; a model of the family that is trained further keeps its own
     encoder_layers: int = 0  # first layers of the encoder to use (0: all)
-    drop_path: float = 0.0  # of the encoder
+    drop_path: float | None = None  # of the encoder: by default 0, or as that model has it
     queries: int = 32  # of CoCa's attention pooling
+
+    @property
+    def new_dropout(self) -> float:
+        return 0.05 if self.dropout is None else self.dropout
 
 
 def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> VisionEncoderDecoder:
@@ -110,9 +115,9 @@ def captioner(start: nn.Module, vocabulary: int, s: DecoderSettings) -> VisionEn
     own = tower.config.stack
     if s.encoder_layers > own.layers:
         raise UsageError(f"{s.encoder_layers}: the encoder has {own.layers}", argument="encoder_layers")
-    stack = replace(own, layers=s.encoder_layers or own.layers, drop_path=s.drop_path)
+    stack = replace(own, layers=s.encoder_layers or own.layers, drop_path=s.drop_path or 0.0)
     image = replace(tower.config, stack=stack, pool="none", classes=0, norm_after_pool=False)
-    text = transformer(s.width, s.layers, s.heads, 4 * s.width, source_width=image.width, dropout=s.dropout)
+    text = transformer(s.width, s.layers, s.heads, 4 * s.width, source_width=image.width, dropout=s.new_dropout)
     model = VisionEncoderDecoder(
         VisionEncoderDecoderConfig(image, TextConfig(vocabulary, s.context, text, causal=True, tied=True))
     )
@@ -128,6 +133,10 @@ def begin(known: Checkpoint, texts: Iterable[str], vocabulary: int, s: DecoderSe
     if known.preprocessing is None:
         raise CheckpointError(f"{known.source}: checkpoint has no preprocessing")
     if isinstance(known.model, VisionEncoderDecoder):
-        return known
+        config = known.model.config
+        sizes = text_sizes(config.decoder) | {"encoder_layers": config.image.stack.layers}
+        keep_sizes(known.source, sizes, s, DecoderSettings)
+        rates = {"decoder.stack.block.dropout": s.dropout, "image.stack.drop_path": s.drop_path}
+        return replace(known, model=with_rates(known.model, rates))
     tokenizer = BytePairTokenizer.train(texts, vocabulary, lowercase=True)
     return Checkpoint(captioner(known.model, tokenizer.vocab_size, s), tokenizer, known.preprocessing)

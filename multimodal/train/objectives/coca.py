@@ -18,6 +18,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
 from multimodal.models.coca import CoCa, CoCaConfig
 from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.losses import selected
 from multimodal.train.objective import Engine
 from multimodal.train.objectives.captioning import DecoderSettings
@@ -82,11 +83,11 @@ def coca(start: CLIP, pad_id: int, s: DecoderSettings) -> CoCa:
     config = start.config
     if not config.text.causal:
         raise CheckpointError("expected a causal text tower")
-    block = dataclasses.replace(config.text.stack.block, dropout=s.dropout)
+    block = dataclasses.replace(config.text.stack.block, dropout=s.new_dropout)
     text = dataclasses.replace(config.text.stack, block=block, final_norm=False)
     cross = dataclasses.replace(block.attention, source_width=config.embed)
     decoder = dataclasses.replace(block, cross=cross, cross_block=True)
-    image = dataclasses.replace(config.image.stack, final_norm=False, drop_path=s.drop_path)
+    image = dataclasses.replace(config.image.stack, final_norm=False, drop_path=s.drop_path or 0.0)
     known = vars(config) | {
         "image": dataclasses.replace(config.image, stack=image, pool="token", norm_after_pool=False),
         "text": dataclasses.replace(config.text, stack=text), "text_pool": "class", "text_valid": False,
@@ -122,7 +123,10 @@ def begin(known: Checkpoint, s: DecoderSettings) -> Checkpoint:
     if not isinstance(known.model, CLIP):
         raise CheckpointError(f"{known.source}: expected a CLIP model, got {known.kind}")
     if isinstance(known.model, CoCa):
-        return known
+        config = known.model.config
+        keep_sizes(known.source, {"layers": config.decoder.layers, "queries": config.queries}, s, DecoderSettings)
+        rates = {"text.stack.block.dropout": s.dropout, "decoder.block.dropout": s.dropout}
+        return dataclasses.replace(known, model=with_rates(known.model, rates | {"image.stack.drop_path": s.drop_path}))
     if known.tokenizer.bos_id is None or known.tokenizer.eos_id is None:
         raise CheckpointError(f"{known.source}: its tokenizer has no bos or eos token")
     try:

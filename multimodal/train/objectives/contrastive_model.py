@@ -31,14 +31,14 @@ HEADS = {"width": 64, "text_width": 32}  # width of a head in the tower of that 
 
 @dataclass(frozen=True)
 class ContrastiveModelSettings:
-    """Architecture of a new CLIP."""
+    """Architecture of a new CLIP; with `--init` only `drop_path` applies."""
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
     image: int = 96  # pixels per side
     patch: int = 16
     width: int = 192
     layers: int = 6
-    drop_path: float = 0.0  # of the image tower (Huang et al. 2016)
+    drop_path: float | None = None  # of the image tower (Huang et al. 2016): by default 0, with --init as it has it
     text_width: int = 128
     text_layers: int = 3
     context: int = 32  # tokens of a caption
@@ -51,7 +51,7 @@ class ContrastiveModelSettings:
 
 
 def build(s: ContrastiveModelSettings, tokenizer: Tokenizer) -> CLIP:
-    image = transformer(s.width, s.layers, s.width // HEADS["width"], s.width * 4, drop_path=s.drop_path)
+    image = transformer(s.width, s.layers, s.width // HEADS["width"], s.width * 4, drop_path=s.drop_path or 0.0)
     text = transformer(s.text_width, s.text_layers, s.text_width // HEADS["text_width"], s.text_width * 4)
     return CLIP(
         CLIPConfig(

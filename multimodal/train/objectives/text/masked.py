@@ -196,13 +196,14 @@ class EncoderSettings:
     layers: int = 4
     heads: int = 4
     context: int = 128
-    dropout: float = 0.1
+    dropout: float | None = 0.1  # None: 0, or as a model that is trained further has it
 
     def stack(self) -> StackConfig:
         """BERT's stack: post-norm, epsilon 1e-12, GELU, hidden width 4x."""
         made = transformer(
-            self.width, self.layers, self.heads, 4 * self.width, norm_eps=1e-12, dropout=self.dropout, final_norm=False
-        )
+            self.width, self.layers, self.heads, 4 * self.width, norm_eps=1e-12, dropout=self.dropout or 0.0,
+            final_norm=False,
+        )  # fmt: skip
         return replace(made, block=replace(made.block, post_norm=True))
 
 
@@ -215,5 +216,5 @@ def bert(
     stack = replace(s.stack(), shared=1 if shared else None)
     return TextConfig(
         vocabulary, s.context, stack, causal=False, tied=True, stem_norm=True, transform=True,
-        head_bias=True, stem_dropout=s.dropout, embed_width=embed_width, **heads,
+        head_bias=True, stem_dropout=s.dropout or 0.0, embed_width=embed_width, **heads,
     )  # fmt: skip

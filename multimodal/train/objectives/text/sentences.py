@@ -75,8 +75,8 @@ class SentencePairs(Contrastive):
 def sentence_encoder(vocabulary: int, s: EncoderSettings) -> TextTransformer:
     """Build a pre-norm encoder that starts as a bag of words: the last map of each branch is zero, and without a final
     norm the length of a token's embedding is its weight in the mean."""
-    stack = transformer(s.width, s.layers, s.heads, 4 * s.width, dropout=s.dropout, final_norm=False)
-    model = TextTransformer(TextConfig(vocabulary, s.context, stack, causal=False, stem_dropout=s.dropout))
+    stack = transformer(s.width, s.layers, s.heads, 4 * s.width, dropout=s.dropout or 0.0, final_norm=False)
+    model = TextTransformer(TextConfig(vocabulary, s.context, stack, causal=False, stem_dropout=s.dropout or 0.0))
     for block in model.stack.blocks:
         for last in (block.attention.out, block.feed.down):
             nn.init.zeros_(last.weight)
@@ -87,7 +87,8 @@ def sentence_encoder(vocabulary: int, s: EncoderSettings) -> TextTransformer:
 def grown(words: TextTransformer, s: EncoderSettings) -> TextTransformer:
     """Add blocks to a bag of words, a model without layers. They change nothing until they are trained."""
     config = words.config
-    model = sentence_encoder(config.vocabulary, replace(s, width=config.width, context=config.context))
+    dropout = config.stem_dropout if s.dropout is None else s.dropout
+    model = sentence_encoder(config.vocabulary, replace(s, width=config.width, context=config.context, dropout=dropout))
     model.load_state_dict(words.state_dict(), strict=False)
     return model
 
