@@ -86,9 +86,12 @@ class TranscriptOutput:
             self._warn(source, f"{clock(span['start'])}{until}: {span['what']}")
         if len(spans) > DAMAGE:
             self._warn(source, f"{len(spans) - DAMAGE} more such spans, the last to {clock(spans[-1]['end'])}")
-        causes = {span["reason"] for span in result.get("skipped", ())} - {"silence"}
-        if causes and not result["segments"]:
-            self._warn(source, f"no speech recognised ({', '.join(sorted(causes))})")
+        heard = {segment.get("speaker") for segment in result["segments"]}
+        for one in result.get("channels", [result]):
+            causes, speaker = {span["reason"] for span in one.get("skipped", ())} - {"silence"}, one.get("speaker")
+            if causes and speaker not in heard:
+                who = "" if speaker is None else f"{speaker}: "
+                self._warn(source, f"{who}no speech recognised ({', '.join(sorted(causes))})")
         if spans:  # listed with its times above
             self.held = [text for text in self.held if not text.startswith(f"{source}:")]
 

@@ -71,11 +71,13 @@ def tiled(spans: Iterable[Span], samples: int) -> list[Span]:
 
 
 def union(channels: Sequence[list[Span]]) -> list[Span]:
-    """One tiling of several channels: transcribed where any channel is, else with the first channel's reason."""
+    """One tiling of several channels: transcribed where any channel is, else with the first reason other than silence
+    of a channel, else silence."""
     if len(channels) == 1:
         return channels[0]
-    transcribed = [span for spans in channels for span in spans if span.reason is None]
-    return overlaid(0, channels[0][-1].stop, [*channels[0], *transcribed])
+    spans = [span for spans in reversed(channels) for span in spans]
+    ranked = sorted(spans, key=lambda span: {"silence": 0, None: 2}.get(span.reason, 1))
+    return overlaid(0, channels[0][-1].stop, ranked)
 
 
 def coverage(spans: Sequence[Span]) -> dict[str, Any]:

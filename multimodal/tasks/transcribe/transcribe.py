@@ -81,7 +81,9 @@ class Transcriber(LoadedModel):
         also `words` with `word_timestamps`, `token_logprobs` if asked for, `language` with `multilingual`, `speaker`
         with `split_channels`. In addition: `language_probability` (if detected), `duration`, `transcribed` [[start,
         end], …] and `skipped` [{start, end, reason}], which together tile the recording, `damaged` [{start, end,
-        what}], and with `decode_log` a `log` of every decoding attempt.
+        what}], and with `decode_log` a `log` of every decoding attempt. With `split_channels` the language is that of
+        the channel with most text, a second is transcribed if it is on any channel, and `channels` has the `speaker`,
+        `language`, `language_probability`, `duration`, `transcribed` and `skipped` of each.
 
         Raises AudioError (unreadable, empty, not finite), UsageError.
 
@@ -173,6 +175,11 @@ class _Channel:
 
     def segments(self) -> list[dict[str, Any]]:
         return [segment for part in self.transcriptions() for segment in part.segments]
+
+    def language(self) -> dict[str, Any]:
+        """`language`, and `language_probability` if it was detected."""
+        own = {"language": self.session.language, "language_probability": self.session.probability}
+        return {name: value for name, value in own.items() if name == "language" or value is not None}
 
     def coverage(self) -> list[timeline.Span]:
         spans = [*self.session.skipped, *(span for part in self.transcriptions() for span in part.coverage)]
@@ -361,7 +368,7 @@ def _ordered(results: Iterable[tuple[_Job, Any]]) -> Iterator[tuple[_Job, Any]]:
 
 
 def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
-    channels, session = job.channels, job.channels[0].session
+    channels = job.channels
     if len({channel.session.language for channel in channels}) > 1:
         for channel in channels:
             for segment in channel.segments():
@@ -377,10 +384,14 @@ def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
         tokens = [token for part in channels[0].transcriptions() for token in part.tokens]
         text = checkpoint.tokenizer.decode(tokens)
     result = {"text": text, "segments": [{"id": i, **segment} for i, segment in enumerate(segments)]}
-    result["language"] = session.language
-    if session.probability is not None:
-        result["language_probability"] = session.probability
-    result |= timeline.coverage(timeline.union([channel.coverage() for channel in channels]))
+    result |= max(channels, key=lambda one: sum(len(segment["tokens"]) for segment in one.segments())).language()
+    spans = [channel.coverage() for channel in channels]
+    result |= timeline.coverage(timeline.union(spans))
+    if options.split_channels:
+        result["channels"] = [
+            {"speaker": channel.speaker, **channel.language(), **timeline.coverage(own)}
+            for channel, own in zip(channels, spans, strict=True)
+        ]
     result["damaged"] = [span._asdict() for span in channels[0].audio.damage]
     if options.decode_log:
         log = [(channel.speaker, e) for channel in channels for part in channel.transcriptions() for e in part.log]

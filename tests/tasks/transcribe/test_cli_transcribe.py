@@ -219,6 +219,16 @@ def test_damage_is_told_with_its_times(say, fake, clips, tmp_path):
     assert "45 more" in lines[-1]
 
 
+def test_a_channel_without_speech_is_told(say, fake, clips, tmp_path):
+    dropped = [{"start": 0.0, "end": 1.0, "reason": "unlikely"}]
+    channels = [{"speaker": "channel 1", "skipped": dropped}, {"speaker": "channel 2", "skipped": []}]
+    fake.results = {"a": heard("a", channels=channels)}
+    for segment in fake.results["a"]["segments"]:
+        segment["speaker"] = "channel 2"
+    err = say(clips, "-o", tmp_path / "out")[2]
+    assert err == f"multimodal: warning: {clips / 'a.wav'}: channel 1: no speech recognised (unlikely)\n"
+
+
 def test_a_recording_that_ends_early_is_transcribed_with_a_warning(say, models, tmp_path):
     (tmp_path / "cut.wav").write_bytes(wav(1.0, promised=5.0))
     with warnings.catch_warnings(action="default"):

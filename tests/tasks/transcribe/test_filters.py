@@ -112,7 +112,10 @@ def test_later_spans_lie_on_top_and_channels_are_heard_where_any_is():
     overlaid = timeline.overlaid(10, 50, [Span(0, 20, "a"), Span(15, 30, "b"), Span(45, 40, "c")])
     assert overlaid == [Span(10, 15, "a"), Span(15, 30, "b"), Span(30, 50)]
     one, two = [Span(0, 50, "silence"), Span(50, 90)], [Span(0, 20), Span(20, 90, "no_speech")]
-    assert timeline.union([one, two]) == [Span(0, 20), Span(20, 50, "silence"), Span(50, 90)]
+    for channels in ([one, two], [two, one]):
+        assert timeline.union(channels) == [Span(0, 20), Span(20, 50, "no_speech"), Span(50, 90)]
+    dropped = [[Span(0, 90, reason)] for reason in ("silence", "unlikely", "no_speech")]
+    assert timeline.union(dropped) == [Span(0, 90, "unlikely")]
     assert timeline.coverage(one) == {
         "duration": 90 / 16000, "transcribed": [[50 / 16000, 90 / 16000]],
         "skipped": [{"start": 0.0, "end": 50 / 16000, "reason": "silence"}],

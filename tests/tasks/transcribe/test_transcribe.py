@@ -197,6 +197,22 @@ def test_channels_are_speakers(kind):
     assert starts == sorted(starts)
     assert [segment["id"] for segment in found["segments"]] == list(range(len(starts)))
     assert tiles(found, 12 * RATE) == {"clip"}
+    for own, channel in zip(alone, found["channels"], strict=True):
+        assert {name: channel[name] for name in ("duration", "transcribed", "skipped")} == {
+            name: own[name] for name in ("duration", "transcribed", "skipped")
+        }
+
+
+@pytest.mark.filterwarnings("ignore:.*silent")
+def test_the_language_is_that_of_the_channel_with_most_text(monkeypatch):
+    languages = {0: ("fr", 0.4), 1: ("de", 0.9)}
+    monkeypatch.setattr("multimodal.tasks.transcribe.sessions._identify", lambda source, *_: languages[source.channel])
+    for order in (1, -1):
+        wave = torch.stack([torch.zeros(4 * RATE), sound(4)][::order])
+        found = whisper(wave.numpy(), language=None, split_channels=True)
+        assert {segment["speaker"] for segment in found["segments"]} == {f"channel {2 if order == 1 else 1}"}
+        assert (found["language"], found["language_probability"]) == languages[1 if order == 1 else 0]
+        assert [one["language"] for one in found["channels"]] == ["fr", "de"]
 
 
 def test_an_error_stands_in_its_files_place_and_the_others_go_on(tmp_path):
