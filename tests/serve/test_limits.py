@@ -57,6 +57,11 @@ def test_fields_are_checked(client, fields, parts):
     refused(client.post(AUDIO, files={"file": SPEECH.read_bytes()}, data=fields), 400, *parts)
 
 
+def test_fields_in_the_address_are_refused(client):
+    answer = client.post(f"{AUDIO}?response_format=srt", files={"file": SPEECH.read_bytes()})
+    refused(answer, 400, "response_format: must be a field of the form")
+
+
 def test_uploads_are_judged_by_content(client):
     zipped = b"PK\x03\x04" + bytes(2000)
     refused(client.post(AUDIO, files={"file": ("talk.wav", zipped)}), 400, "file: ")

@@ -91,6 +91,7 @@ def test_openais_realtime_events(served, expected):
     [
         ("/v1/audio/stream?model=clip-vit-16", "cannot transcribe"),
         ("/v1/audio/stream?rate=7", "rate must be"),
+        ("/v1/audio/stream?sample_rate=8000", "sample_rate: unknown option (known: model, rate, language)"),
         ("/v1/realtime?intent=conversation", "offers transcription"),
         ("/v1/realtime?model=whisper-9", "not served"),
     ],

@@ -61,6 +61,8 @@ def test_media_of_named_hosts_are_read(reader, site):
     assert scores["scores"] == multimodal.classify(png("green"), labels, compute_type="float32")[0]["scores"]
     heard = reader.post("/v1/audio/transcriptions", files={"url": (None, f"{site}/talk")}).json()["text"]
     assert heard.startswith("a young boy")
+    both = reader.post("/v1/audio/transcriptions", files={"url": (None, f"{site}/talk"), "file": b"x"})
+    refused(both, 400, "url: expected a file or a url, got both")
     with openai.OpenAI(base_url=f"{reader.base_url}/v1", api_key="none", max_retries=0) as asked:
         content = [
             {"type": "image_url", "image_url": {"url": f"{site}/a.png"}},

@@ -35,7 +35,18 @@ def test_whisper_is_transcribed_translated_and_scored(whisper):
     assert [one["tokens"] for one in found["segments"]] == [one["tokens"] for one in expected["segments"]]
     text = "".join(one["token"] for one in found["logprobs"])
     assert text.strip() == found["text"]
-    assert ask("translations")["task"] == "translate"
+    translated = ask("translations", language="de")
+    assert (translated["task"], translated["language"]) == ("translate", "english")
+
+
+def test_joined_deltas_are_the_text(whisper):
+    recording = recorded(sound(32))
+    form = {"files": {"file": recording}, "data": {"stream": "true", "language": "en", "temperature": "0.2"}}
+    answer = httpx.post(f"{whisper.url}/v1/audio/transcriptions", timeout=60, **form).text
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: {")]
+    segments = transcribe(recording, whispers()[1], language="en", temperature=0.2)["segments"]
+    assert any(not one["text"].startswith(" ") for one in segments[1:])
+    assert "".join(one["delta"] for one in events[:-1]) == events[-1]["text"]
 
 
 def test_whisper_hears_live_sound(whisper):

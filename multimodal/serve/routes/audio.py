@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from multimodal.models.whisper import Whisper
 from multimodal.serve.calls import named, outcome, streamed
 from multimodal.serve.errors import HttpError
 from multimodal.serve.jobs.lane import Job
@@ -53,11 +54,14 @@ async def translations(request: Request) -> Response:
 async def _respond(request: Request, task: str) -> Response:
     server = server_of(request)
     server.models.check()
+    if unknown := next(iter(request.query_params), None):
+        raise HttpError(400, f"{unknown[:60]}: must be a field of the form, not of the address", param=unknown[:60])
     async with contextlib.AsyncExitStack() as leave:
         form = await leave.enter_async_context(received(request, server.folder, SMALL))
         style, options = _options(form, task)
         served, media = server.of("transcribe", form.text("model")), Media(request, leave)
-        url = form.text("url")
+        if (url := form.text("url")) is not None and "file" in form.files:
+            raise HttpError(400, "url: expected a file or a url, got both", param="url")
         audio = form.file() if url is None else await media.read(url, "url")
         names = media.names | ({name_of_audio(audio): "file"} if url is None else {})
         if _streams(form):
@@ -131,15 +135,17 @@ def _stream(
     """Events of OpenAI's: the text as segments end, then all of it, with what `whole` gives of the result."""
 
     scores = lambda segments: logprobs(served.checkpoint, segments) if options["token_logprobs"] else {}
+    between = "" if isinstance(served.checkpoint.model, Whisper) else " "  # Whisper's texts hold their spaces
 
     def make(give: Callable[[Any], None], over: threading.Event) -> Job:
-        given: list[str] = []
+        texts, told = list[str](), ""
 
         def on_segments(_: Any, segments: list[dict[str, Any]]) -> None:
-            for one in segments:  # Whisper's begin with a space, those of other models do not
-                given.append(one["text"] if one["text"].startswith(" ") or not given else f" {one['text']}")
-                text = given[-1] if len(given) > 1 else given[-1].lstrip()
-                give({"type": "transcript.text.delta", "delta": text} | scores([one]))
+            nonlocal told
+            for one in segments:
+                texts.append(one["text"])
+                before, told = told, between.join(texts).strip()
+                give({"type": "transcript.text.delta", "delta": told[len(before) :]} | scores([one]))
 
         return TranscriptionJob(served.checkpoint, audio, options, over, on_segments)
 
@@ -182,7 +188,7 @@ def logprobs(checkpoint: Checkpoint, segments: list[dict[str, Any]]) -> dict[str
 
 def verbose(result: dict[str, Any], task: str, granularities: list[str]) -> dict[str, Any]:
     """OpenAI's verbose_json and the damaged spans. Segments have what the model gives."""
-    language = result["language"]
+    language = "en" if task == "translate" else result["language"]
     told = {"task": task, "language": LANGUAGES.get(language, language), "duration": result["duration"],
             "text": result["text"].strip(), "damaged": result["damaged"]}  # fmt: skip
     if "word" in granularities:

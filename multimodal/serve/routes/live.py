@@ -21,6 +21,7 @@ from multimodal.tasks.transcribe.options import LiveOptions, options_for
 
 router = APIRouter()
 REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16
+STREAM_OPTIONS = ("model", "rate", "language")
 SILENCE = LiveOptions.declared["silence"]
 
 
@@ -75,6 +76,9 @@ async def stream(socket: WebSocket, model: str | None = None, rate: str = "16000
     of type partial, final and summary."""
     async with accepted(socket) as own:
         own.check_room()
+        if unknown := next((name for name in socket.query_params if name not in STREAM_OPTIONS), None):
+            known = ", ".join(STREAM_OPTIONS)
+            raise HttpError(400, f"{unknown[:60]}: unknown option (known: {known})", param=unknown[:60])
         values = {"rate": int(rate) if rate.isdecimal() else rate}
         recording = own.open(model, values, {} if language is None else {"language": language})
         sending = asyncio.create_task(_send_events(own))
