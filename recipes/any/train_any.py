@@ -39,9 +39,10 @@ from multimodal.data.datasets.chats import open_chats
 from multimodal.data.loader import generator
 from multimodal.data.manifests import short_names
 from multimodal.data.remote.trust import Trust
-from multimodal.errors import CheckpointError, MultimodalError, UsageError, one_line
+from multimodal.errors import CheckpointError, MultimodalError, UsageError, demand, one_line
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerEncoder
+from multimodal.system.assets import shipped
 from multimodal.system.files import read_json
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
@@ -111,6 +112,9 @@ def initial(s: AnyRun, parts: list[SourcePart]) -> Checkpoint:
         raise UsageError(f"needs --freeze {' '.join(loose)}", argument="share")
     if s.share and image is audio is None:
         raise UsageError("needs --image or --audio", argument="share")
+    for part, name in {"image": s.image, "audio": s.audio}.items():
+        known = not s.share or name is None or name in shipped()
+        demand(part, name, known, f"a shipped model with --share ({', '.join(shipped())})")
     if s.init is None:
         made = begin(image, audio, texts_of(parts), s.model)
     else:

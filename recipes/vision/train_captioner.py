@@ -58,7 +58,8 @@ from multimodal.data.datasets.captions import (
 from multimodal.data.datasets.class_names import class_names
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
+from multimodal.system.assets import shipped
 from multimodal.system.files import read_json
 from multimodal.tasks.caption.caption import caption
 from multimodal.tasks.evaluate.caption_scores import caption_scores
@@ -145,6 +146,9 @@ def check(settings: CaptionerRun) -> None:
             raise UsageError(f"--{flag.name}: has no part in --family {settings.family}")
     if settings.share and "image" not in settings.freeze:
         raise UsageError("needs --freeze image", argument="share")
+    if settings.share:
+        known = ", ".join(shipped())
+        demand("init", settings.init, settings.init in shipped(), f"a shipped model with --share ({known})")
 
 
 def begin(settings: CaptionerRun, texts: Iterable[str]) -> tuple[Checkpoint, Objective, Callable]:

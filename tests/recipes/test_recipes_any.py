@@ -87,7 +87,7 @@ def test_a_resumed_run_equals_an_unbroken_one(load_recipe, data):
 
 
 @pytest.mark.ci
-def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
+def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data, capsys):
     args = flags(data, "shared", 1, "--freeze", "image", "--share", image="clip-vit-16", shuffle=2)
     start(load_recipe("train_any").main, args)
     assert sum(file.stat().st_size for file in (data / "shared-out").iterdir()) < 200_000
@@ -97,6 +97,11 @@ def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data):
     args = flags(data, "swapped", 1, "--freeze", "image", init=data / "shared-out", image=data / "other")
     start(load_recipe("train_any").main, args)
     assert not load(data / "swapped-out").shared
+    args = flags(data, "refused", 1, "--freeze", "image", "--share", image=data / "other")
+    with pytest.raises(SystemExit):
+        start(load_recipe("train_any").main, args)
+    assert "must be a shipped model with --share" in capsys.readouterr().err
+    assert not (data / "refused").exists()  # before any step
     assert not load(data / "swapped-out").model.image.embed.weight.any()
     again = flags(data, "again", 1, init=data / "shared-out", image=None)  # trained, the encoder is its own
     start(load_recipe("train_any").main, again)
