@@ -319,7 +319,8 @@ def test_columns_in_columns_out(made, models, tmp_path):
     with pytest.raises(UsageError, match=r"batch expected a column bytes, image, audio, path, text \(got id\)"):
         one({"id": np.array([1])})
     for batch, cause in (
-        (b"red", r"mapping of columns \(got bytes"), ({"text": "red"}, r"text: expected an array \(got str"),
+        (b"red", r"mapping of columns, as dict\(frame\) \(got bytes"),
+        ({"text": "red"}, r"text: expected an array \(got str"),
         ({"path": ["a.png", "b.png"], "id": [7]}, r"expected columns of one length \(got path 2, id 1\)"),
         ({"path": ["a.png"], "score": [1.0], "error": [""]}, r"must be renamed \(got score, error\)"),
     ):  # fmt: skip
@@ -327,6 +328,10 @@ def test_columns_in_columns_out(made, models, tmp_path):
             source_column(batch, ("label", "score", "error"))
     with pytest.raises(UsageError, match=r"path: expected an array \(got str"):
         one({"path": "a.png"})
+    frame = type("DataFrame", (), {"iloc": None})()
+    for call in (one, made["transcriber"][0]):
+        with pytest.raises(UsageError, match=r"mapping of columns, as dict\(frame\) \(got DataFrame\)"):
+            call(frame)
     with pytest.raises(UsageError, match=r"must be renamed \(got text\)"):
         made["transcriber"][0]({"path": np.array(["a.wav"]), "text": np.array(["what was said"])})
 

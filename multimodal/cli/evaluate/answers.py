@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from contextlib import suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
@@ -75,8 +76,16 @@ def run(options: Namespace) -> int:
 
     if output is None:
         return print_figures(options, checkpoint.source, partial(evaluate, None))
-    with opened_output(output, "place") as file:  # also what came before a stop
-        return print_figures(options, checkpoint.source, partial(evaluate, file))
+    code = 0
+    with suppress(_NothingWrittenError), opened_output(output, "place") as file:  # also what came before a stop
+        code = print_figures(options, checkpoint.source, partial(evaluate, file))
+        if not file.tell():
+            raise _NothingWrittenError
+    return code
+
+
+class _NothingWrittenError(Exception):
+    pass
 
 
 def _record(row: "AnsweredQuestion") -> dict:

@@ -66,7 +66,7 @@ class Captioner(ImageTask):
 
         A batch of columns (bytes, image or path) gives columns: caption, score, error (see `encode/columns.py`); a
         video is one row."""
-        if isinstance(images, Mapping):  # of columns
+        if isinstance(images, Mapping) or hasattr(images, "iloc"):  # of columns; pandas' frames are refused there
             return self._columns(images, lambda one: one, {"caption": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         if not several:

@@ -78,7 +78,7 @@ class Classifier(ImageTask):
 
         A batch of columns (bytes, image or path) gives columns: label, score, error (see `encode/columns.py`); a video
         is one row."""
-        if isinstance(images, Mapping):  # of columns
+        if isinstance(images, Mapping) or hasattr(images, "iloc"):  # of columns; pandas' frames are refused there
             return self._columns(images, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         several = list(images) if isinstance(images, list | tuple) else [images]
         return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]

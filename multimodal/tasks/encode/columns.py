@@ -13,8 +13,11 @@ SOURCES = (*MEDIA, "path", "text")
 
 
 def is_columns(batch: Any) -> TypeGuard[Columns]:
-    """Return True for a mapping whose values are all columns; one with `array` is a recording."""
-    return isinstance(batch, Mapping) and "array" not in batch and all(map(_is_column, batch.values()))
+    """Return True for a mapping whose values are all columns, but one with `array` is a recording; and for pandas'
+    frames, which `source_column` refuses."""
+    if not isinstance(batch, Mapping):
+        return hasattr(batch, "iloc")
+    return "array" not in batch and all(map(_is_column, batch.values()))
 
 
 def _is_column(values: Any) -> bool:
@@ -26,7 +29,8 @@ def source_column(batch: Any, made: Iterable[str]) -> tuple[str, list[Any], dict
     """Name and values of the first of the columns bytes, image, audio, path and text, and the columns that the results
     keep. Raises UsageError without any, for columns of several lengths, and for one named like a result (`made`)."""
     if not isinstance(batch, Mapping):
-        raise UsageError(f"expected a mapping of columns (got {type(batch).__name__})", argument="batch")
+        got = type(batch).__name__
+        raise UsageError(f"expected a mapping of columns, as dict(frame) (got {got})", argument="batch")
     for name, values in batch.items():
         if not _is_column(values):
             raise UsageError(f"column {name}: expected an array (got {type(values).__name__})", argument="batch")

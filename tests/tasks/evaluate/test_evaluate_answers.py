@@ -116,3 +116,9 @@ def test_the_command_prints_tasks_and_writes_answers(tiny, tmp_path, capsys):
     (answer,) = (json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines())
     assert answer["references"] == ["2"]
     assert "sums" in (tmp_path / "r.md").read_text()
+    (tmp_path / "q.jsonl").write_text("{}\n")
+    (tmp_path / "a.jsonl").unlink()
+    code, _, err = run(capsys, "evaluate", "answers", *given)
+    assert code == 1
+    assert "q.jsonl: no usable item" in err
+    assert not (tmp_path / "a.jsonl").exists()
