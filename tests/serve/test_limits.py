@@ -125,6 +125,9 @@ def test_models_and_paths_that_are_not_there(client):
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "temperature": "x"}', ["temperature"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}',
          ["top_logprobs: needs logprobs"]),
+        ("chat/completions", '{"model": "any-mini", "messages": [{"role": "user", "content": [{"type": "text", "text": '
+         '"a"}, {"type": "image_url", "image_url": "data:image/png;base64,AAAA"}]}]}',
+         ["messages[0].content[1]: 3 bytes: not a readable image"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "n": 2, "temperature": 0}',
          ["n: 2 answers at temperature 0"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "logit_bias": {"123456789": 1}}',

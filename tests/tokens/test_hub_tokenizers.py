@@ -93,6 +93,16 @@ def test_no_text_spells_a_control_token(tmp_path, name):
     assert not tokenizer.control & set(tokenizer.encode(whole))
 
 
+def test_bytes_that_a_file_lists_as_special_spell_texts(tmp_path):
+    folder, config = hub_folder(tmp_path, "llama2")
+    pipeline = json.loads((path := folder / "tokenizer.json").read_text())
+    more = [pipeline["added_tokens"][0] | {"content": f"<0x{i:02X}>", "id": 3 + i} for i in range(256)]
+    path.write_text(json.dumps(pipeline | {"added_tokens": [*pipeline["added_tokens"], *more]}))
+    tokenizer, text = saved(hub_tokenizer(folder, config), tmp_path / "ours"), "Ελλάδα ♞"
+    assert tokenizer.encode(text) == reference(folder).encode(text, add_special_tokens=False)
+    assert all(tokenizer.decode(tokenizer.encode(one)) == one for one in (text, "<0x41>"))
+
+
 @every_pipeline
 def test_ids_of_control_tokens_are_those_that_the_folder_names(tmp_path, name):
     tokenizer, backend = made(tmp_path, name), pipeline(name)

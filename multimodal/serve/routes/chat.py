@@ -121,9 +121,10 @@ async def _part(part: Any, where: str, media: Media) -> MessagePart:
     if kind == "text" and isinstance(value, str):
         return MessagePart("text", value)
     if kind in ("image_url", "video_url", "audio_url") and isinstance(value, str | dict):
-        return MessagePart(kind[:5], await media.read(value if isinstance(value, str) else value.get("url"), where))
+        source = await media.read(value if isinstance(value, str) else value.get("url"), where)
+        return MessagePart(kind[:5], source, place=where if isinstance(source, bytes) else "")
     if kind == "input_audio" and isinstance(value, dict):
-        return MessagePart("audio", base64_bytes(value.get("data"), where))
+        return MessagePart("audio", base64_bytes(value.get("data"), where), place=where)
     known = "text, image_url, video_url or audio_url with a data URL, input_audio with base64 data"
     raise HttpError(400, f"{where}: expected one of {known} (got {str(kind)[:40]!r})", param=where)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,9 +21,10 @@ from multimodal.tasks.encode.loaded import Item, Items, LoadedModel, Model, answ
 from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
 from multimodal.tasks.text.generate import Continuation
 from multimodal.tasks.text.options import GenerateOptions, options_for
+from multimodal.tokens.audio.names import starts_audio
 from multimodal.tokens.audio.reading import AUDIO
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart, read_messages
-from multimodal.tokens.video.names import is_video
+from multimodal.tokens.video.names import first_bytes, is_video
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.weights.folder import Checkpoint
 
@@ -55,13 +57,14 @@ class Asker(LoadedModel):
         """A user's message: the inputs, then the question."""
         if not isinstance(question, str) or not question.strip():
             raise UsageError(f"expected a text (got {shown(question)})", argument="question")
-        parts = [MessagePart(kind_of_input(one), local(one, self.urls)) for one in inputs]
+        sources = [local(one, self.urls) for one in inputs]
+        parts = [MessagePart(kind_of_input(one), one) for one in sources]
         return Message("user", (*parts, MessagePart("text", question)))
 
     def chat(self, messages: Sequence[Message | Mapping[str, Any]]) -> str:
         """The assistant's next message of a conversation (see `read_messages`)."""
         with self._lock:
-            ((best, *_),) = self.writer.answers([self.writer.prompt(read_messages(messages))])
+            ((best, *_),) = self.writer.answers([self.writer.prompt(self._read(messages))])
         return best.text.strip()
 
     def stream(self, question: str, *inputs: Any) -> Iterator[str]:
@@ -84,13 +87,18 @@ class Asker(LoadedModel):
         self, conversations: Iterable[Sequence[Message | Mapping[str, Any]]]
     ) -> Iterator[list[Continuation] | MultimodalError]:  # fmt: skip
         """Yield the assistant's next messages of each conversation, as `many`."""
-        return self._many(conversations, lambda item: read_messages(item.source))
+        return self._many(conversations, lambda item: self._read(item.source))
 
     @inference_mode()
     def loss(self, messages: Sequence[Message | Mapping[str, Any]], answer: str) -> tuple[float, int]:
         """Negative log-probability (nats) of an answer with its end, and its number of tokens."""
         with self._lock:
-            return self.writer.loss(self.writer.prompt(read_messages(messages)), answer)
+            return self.writer.loss(self.writer.prompt(self._read(messages)), answer)
+
+    def _read(self, messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+        """Messages whose URLs are local files. Raises UsageError, DataError."""
+        place = lambda part: part if part.kind == "text" else replace(part, value=local(part.value, self.urls))
+        return [replace(one, parts=tuple(map(place, one.parts))) for one in read_messages(messages)]
 
     def _question(self, item: Item) -> list[Message]:
         several = isinstance(item.source, list | tuple) and len(item.source) == 2
@@ -182,7 +190,8 @@ def _settings(values: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]
 
 
 def kind_of_input(source: Any) -> Kind:
-    """Kind of an input: a file by its suffix, sound as (rate, array) or a mapping, other arrays as images."""
+    """Kind of an input: a file by its suffix, others by their first bytes, sound as (rate, array) or a mapping, other
+    arrays as images."""
     if isinstance(source, MessagePart):
         return source.kind
     if isinstance(source, str | Path) and os.path.splitext(str(source))[1].lower() in SOUND:
@@ -191,4 +200,6 @@ def kind_of_input(source: Any) -> Kind:
         return "audio"
     if isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
         raise UsageError("sound in an array needs its rate: (rate, array)", argument="inputs")
-    return "video" if is_video(source) else "image"
+    if is_video(source):
+        return "video"
+    return "audio" if starts_audio(first_bytes(source)) else "image"

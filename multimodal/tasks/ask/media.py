@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from multimodal.errors import AudioError, CheckpointError, TextError, UsageError
+from multimodal.errors import AudioError, CheckpointError, MultimodalError, TextError, UsageError
 from multimodal.inference.modules import inference_mode
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.whisper import WhisperEncoderConfig
@@ -73,10 +74,11 @@ class MediaEncoder:
         for one in messages:
             parts: list[MessagePart] = []
             for given in one.parts:
-                for part in self.opened_parts(given):
-                    count += part.kind == "image" and part is not given
-                    self._check_count(count)
-                    parts.append(part)
+                with _naming(given):
+                    for part in self.opened_parts(given):
+                        count += part.kind == "image" and part is not given
+                        self._check_count(count)
+                        parts.append(part)
             made.append(replace(one, parts=tuple(parts)))
         return made
 
@@ -144,6 +146,10 @@ class MediaEncoder:
 
     def read(self, part: MessagePart, several: bool) -> Medium:
         """Pixels or frames of one part. `several`: it is one of several images. Raises the errors of its kind."""
+        with _naming(part):
+            return self._read(part, several)
+
+    def _read(self, part: MessagePart, several: bool) -> Medium:
         if part.kind == "audio":
             return self._windows(self._wave(part.value))
         record = self.checkpoint.preprocessing
@@ -221,6 +227,17 @@ class MediaEncoder:
             return torch.cat(self.model.encode_audio(tensors, one.lengths.to(device)))
         rows = torch.cat([self.model.encode_images(part) for part in tensors.split(16)])
         return assembled(self.model, one, rows, self.checkpoint.preprocessing)
+
+
+@contextmanager
+def _naming(part: MessagePart) -> Iterator[None]:
+    """Begin errors with the part's place."""
+    try:
+        yield
+    except MultimodalError as error:
+        if not part.place:
+            raise
+        raise type(error)(f"{part.place}: {error}") from None
 
 
 def assembled(

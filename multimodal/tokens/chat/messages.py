@@ -9,17 +9,19 @@ from multimodal.system.files import shown
 
 Role = Literal["system", "user", "assistant"]
 Kind = Literal["text", "image", "audio", "video"]
+URLS: dict[Any, Kind] = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 SOURCES = ("path", "url", "base64")  # keys beside the kind's own name under which Hugging Face's messages hold a source
 
 
 @dataclass(frozen=True)
 class MessagePart:
     """`value`: a text, or the source of an image, a recording or a video. `time`: of a frame or the first sample in its
-    video, in seconds."""
+    video, in seconds. `place`: what begins the errors of a medium without a name."""
 
     kind: Kind
     value: Any
     time: float | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Message:
 
 def read_messages(messages: Any) -> list[Message]:
     """Check messages in the form of Hugging Face and OpenAI: `{"role": …, "content": …}`, where the content is a text
-    or a list of parts such as `{"type": "text", "text": …}` and `{"type": "image", "image": …}` (or `path`, `url`).
+    or a list of parts such as `{"type": "text", "text": …}` and `{"type": "image", "image": …}` (or `path`, `url`), or
+    OpenAI's `{"type": "image_url", "image_url": {"url": …}}` with a data URL or one of http or https.
 
     Raises UsageError that names the message and its fault."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
@@ -60,6 +63,8 @@ def _message(one: Any, where: str) -> Message:
 def _part(part: Any, where: str) -> MessagePart:
     if isinstance(part, MessagePart):
         return part
+    if isinstance(part, Mapping) and (name := part.get("type")) in URLS:
+        return MessagePart(URLS[name], _at_url(part.get(name), f"{where}: {name}"))
     if not isinstance(part, Mapping) or (kind := part.get("type")) not in get_args(Kind):
         told = part.get("type") if isinstance(part, Mapping) else part
         raise UsageError(f"{where}: type must be one of {', '.join(get_args(Kind))} (got {shown(told)})")
@@ -70,6 +75,19 @@ def _part(part: Any, where: str) -> MessagePart:
     if kind == "text" and not isinstance(value, str):
         raise UsageError(f"{where}: expected a text (got {shown(value)})")
     return MessagePart(kind, _decoded(value, where) if given[0] == "base64" else value)
+
+
+def _at_url(value: Any, where: str) -> str | bytes:
+    """A URL, or the content of a data URL; no path, which lists of conversations hold elsewhere."""
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if not isinstance(url, str) or not url.lower().startswith(("http://", "https://", "data:")):
+        raise UsageError(f"{where}: expected a URL of http, https or data (got {shown(value)})")
+    if url[:5].lower() != "data:":
+        return url
+    head, _, body = url.partition(",")
+    if not head.lower().endswith(";base64"):
+        raise UsageError(f"{where}: expected data:TYPE;base64,… (got {shown(url)})")
+    return _decoded(body, where)
 
 
 def _decoded(value: Any, where: str) -> bytes:

@@ -31,16 +31,28 @@ class FrameName(str):
 def is_video(source: Any) -> bool:
     """Return True for a video rather than an image: a path or URL by its suffix; bytes, a file object or a file of
     another suffix by its first bytes."""
+    return _names_video(str(source)) if isinstance(source, str | os.PathLike) else _starts_video(first_bytes(source))
+
+
+def first_bytes(source: Any) -> bytes:
+    """First bytes of a file, bytes or a file object that can go back; none of anything else."""
     if isinstance(source, bytes):
-        return _starts_video(source[:HEAD])
+        return source[:HEAD]
     if isinstance(source, str | os.PathLike):
-        return _names_video(str(source))
+        try:
+            path = Path(source)
+            if not path.is_file():  # a pipe could block
+                return b""
+            with path.open("rb") as file:
+                return file.read(HEAD)
+        except (OSError, ValueError):  # reading it says what is wrong
+            return b""
+    head: Any = b""
     if callable(getattr(source, "read", None)) and getattr(source, "seekable", lambda: False)():
         place = source.tell()
         head = source.read(HEAD)
         source.seek(place)
-        return isinstance(head, bytes) and _starts_video(head)
-    return False
+    return head if isinstance(head, bytes) else b""
 
 
 def _names_video(name: str) -> bool:
@@ -50,14 +62,7 @@ def _names_video(name: str) -> bool:
     suffix = os.path.splitext(name.partition("?")[0] if url else name)[1].lower()
     if url or suffix in SUFFIXES or suffix in IMAGES:
         return suffix in SUFFIXES
-    try:
-        path = Path(name)
-        if not path.is_file():  # a pipe could block
-            return False
-        with path.open("rb") as file:
-            return _starts_video(file.read(HEAD))
-    except (OSError, ValueError):  # reading it says what is wrong
-        return False
+    return _starts_video(first_bytes(name))
 
 
 def _starts_video(head: bytes) -> bool:

@@ -71,6 +71,9 @@ def activation(config: dict[str, Any], key: str) -> str:
 def decoder_tokenizer(
     folder: Path | None, config: dict[str, Any], kind: str, markers: Mapping[str, str]
 ) -> Tokenizer | None:  # fmt: skip
-    """`markers`: see `media_tokens`; they are control tokens, whatever the folder says."""
+    """`markers`: see `media_tokens`; they are control tokens, whatever the folder says. Texts end at the eos of the
+    decoder's configuration and at the whole model's."""
     text, names = text_config(config, kind), media_tokens(folder, markers)
+    told = [one if isinstance(one, list) else [one] for one in (text.get("eos_token_id"), config.get("eos_token_id"))]
+    text |= {"eos_token_id": [i for ids in told for i in ids if i is not None]}
     return hub_tokenizer(folder, text, context=text["max_position_embeddings"], names=names)

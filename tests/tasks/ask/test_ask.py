@@ -1,5 +1,6 @@
 """Asking: inputs of any kind and number, batches, conversations, and bad input."""
 
+import base64
 import io
 import json
 import wave
@@ -13,7 +14,7 @@ from PIL import Image
 
 import multimodal
 from multimodal.cli.output import plain
-from multimodal.errors import AudioError, CheckpointError, TextError, UsageError
+from multimodal.errors import AudioError, CheckpointError, DataError, TextError, UsageError
 from multimodal.tasks.ask import media
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.text.options import options_for
@@ -185,6 +186,36 @@ def test_a_model_without_a_kind_says_what_it_takes(tiny):
         Asker("clip-vit-16")
     with pytest.raises(UsageError, match="sound in an array needs its rate"):
         Asker(tiny)("what?", SOUND[1])
+
+
+def test_sound_is_known_by_its_bytes_and_urls_are_read_on_request(asker, tiny, tmp_path, monkeypatch):
+    file = io.BytesIO()
+    with wave.open(file, "wb") as made:
+        made.setparams((1, 2, SOUND[0], 0, "NONE", ""))
+        made.writeframes((SOUND[1] * 32767).astype("<i2").tobytes())
+    (tmp_path / "a.wav").write_bytes(file.getvalue())
+    (tmp_path / "a").write_bytes(file.getvalue())
+    expected = asker("which?", tmp_path / "a.wav")
+    assert expected == asker("which?", file.getvalue()) == asker("which?", tmp_path / "a")
+    assert expected == asker("which?", io.BytesIO(file.getvalue()))
+    RED.save(tmp_path / "red.png")
+    monkeypatch.setattr("multimodal.tasks.encode.loaded.fetch", lambda url: tmp_path / url.rpartition("/")[2])
+    reading = Asker(tiny, compute_type="float32", urls=True, **NEW)
+    assert reading("which?", "http://a/a.wav") == expected
+    seen, red = asker("which?", RED), base64.b64encode((tmp_path / "red.png").read_bytes()).decode()
+    for part in (
+        {"type": "image", "url": "http://a/red.png"}, {"type": "image_url", "image_url": {"url": "https://a/red.png"}},
+        {"type": "image_url", "image_url": f"data:image/png;base64,{red}"},
+    ):  # fmt: skip
+        messages = [{"role": "user", "content": [part, {"type": "text", "text": "which?"}]}]
+        assert reading.chat(messages) == seen
+        ((answer, *_),) = reading.chat_many([messages])
+        assert answer.text.strip() == seen
+        if "data:" not in str(part):
+            with pytest.raises(DataError, match="URLs are read with urls=True"):
+                asker.chat(messages)
+    with pytest.raises(UsageError, match=r"messages\[0\]: part 0: image_url: expected a URL of http, https or data"):
+        reading.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]}])
 
 
 def test_an_item_that_fails_is_its_error(asker):

@@ -78,6 +78,24 @@ def test_as_transformers(kind, tmp_path):
     assert tokenizer_from(tmp_path / "ours").encode_template(text) == expected_ids
 
 
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ bos_token }}{{ messages[0].content }}"])
+def test_the_space_before_a_first_word_is_as_transformers(template, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    path = folder_of("metaspace", tmp_path) / "tokenizer.json"
+    split = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": None, "pre_tokenizer": split}))
+    theirs, ours = PreTrainedTokenizerFast(tokenizer_file=str(path)), hub_tokenizer(tmp_path, {"vocab_size": 400})
+    form = ChatFormat(template, tokens=SPECIAL)
+    for text in ("what is", " what is"):
+        rendered, _ = form.text(read_messages([{"role": "user", "content": text}]), [], ours, "template")
+        assert rendered.replace(MARK, "").endswith(text)
+        expected = theirs(rendered.replace(MARK, ""), add_special_tokens=False).input_ids
+        assert ours.encode_template(rendered) == expected
+    rendered, _ = form.text(read_messages([{"role": "user", "content": "</s>what"}]), [], ours, "template")
+    assert ours.names["</s>"] not in ours.encode_template(rendered)
+
+
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip"])
 def test_control_tokens_take_the_blanks_that_they_ask_for(flag, tmp_path):
     """As Phi-3's take the line break behind them."""

@@ -149,6 +149,18 @@ def test_media_stand_where_the_template_puts_them(tmp_path):
     assert [one.markup[:7] for one in prompt.media] == ["<image>", "<video>"]
 
 
+def test_an_answer_ends_at_the_eos_of_the_whole_model_too(tmp_path):
+    from transformers import GenerationConfig
+
+    folder = saved("LLaVA", tmp_path, *reference("LLaVA"))
+    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": IDS["<|im_end|>"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").unlink()
+    theirs = GenerationConfig.from_pretrained(folder, "config.json").eos_token_id
+    assert theirs == IDS["<|im_end|>"]
+    assert Asker(folder).writer.ends == [IDS["</s>"], theirs]
+
+
 def test_the_token_of_an_image_has_the_models_id_and_any_name(tmp_path):
     model, made = reference("LLaVA")
     folder, image = saved("LLaVA", tmp_path, model, made), Image.new("RGB", (40, 30), "red")
