@@ -105,6 +105,7 @@ def test_a_models_own_defaults_hold_and_a_ctc_model_has_no_others(models):
         (["a.wav", "-o", "-", "-f", "all"], "--format"), (["a.wav", "-o", "-", "--plot"], "--plot"),
         (["a.wav", "-o", "-", "--skip_existing"], "--skip_existing"), (["a.wav", "--stream"], "a.wav"),
         (["--stream", "--split_channels"], "--split_channels"), (["--stream", "-f", "srt"], "srt"),
+        (["https://x.test/a.wav"], "https://x.test/a.wav: URLs are not read"),
     ],
 )  # fmt: skip
 def test_flags_that_make_no_sense_are_one_line_and_exit_2(capsys, flags, named):
@@ -180,9 +181,21 @@ def test_no_error_or_warning_of_the_library_names_a_flag():
         (["--patience", "2"], "patience"), (["--hotwords", "x"], "hotwords"), (["--device", "abacus"], "abacus"),
         (["--device", "meta"], "meta"), (["--task", "translate"], "translate"),
         (["--decode_log", "/nowhere/x"], "/nowhere/x"), (["--beam_size", "3", "--lm", "/nowhere"], "/nowhere"),
+        (["--vad_speech_pad_ms", "5000"], "--vad_speech_pad_ms must be at most 3968 in a window of 8 s (got 5000)"),
     ],
 )  # fmt: skip
 def test_what_the_model_or_machine_cannot_do_is_one_line(say, tone, tmp_path, flags, named):
     code, out, err = say(tone, "-o", tmp_path / "out", *flags)
     assert (code, out) == (1, "")
     assert named in one_line(err)
+
+
+@pytest.mark.filterwarnings("default:--")
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [(["--lm_weight", "2"], "--lm"), (["--vad_filter", "False", "--vad_threshold", "0.3"], "--vad_filter")],
+)
+def test_flags_without_effect_are_told(say, tone, flags, needed):
+    code, _, err = say(tone, "-o", "-", *flags)
+    assert code == 0
+    assert err.startswith(f"multimodal: warning: {flags[-2]}: has no effect without {needed}\n")

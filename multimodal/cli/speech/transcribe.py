@@ -79,6 +79,8 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("AUDIO: name a recording, or - for stdin")
     if given.get("stream"):
         _check_stream(p, given)
+    elif url := next((name for name in options.audio if "://" in name and is_missing(name)), None):
+        p.error(f"{url}: URLs are not read (curl -L URL | multimodal transcribe -)")
     if "rate" in given and not given.get("stream"):
         p.error("--rate: is for --stream (a file says its own)")
     timed = [name for name in NEED_WORDS if name != "plot" and given.get(name)]
@@ -140,7 +142,9 @@ def run(options: Namespace) -> int:
         from multimodal.cli.speech.stream import stream
 
         checkpoint = _checkpoint(options)
-        return stream(given, checkpoint, api_options(given, checkpoint))
+        chosen = api_options(given, checkpoint)
+        _warn_of_no_effect({name: chosen[name] for name in chosen if not name.startswith("vad_")}, checkpoint)
+        return stream(given, checkpoint, chosen)
     from multimodal.cli.speech.journals import Journals
     from multimodal.cli.speech.transcript_output import TranscriptOutput
     from multimodal.tokens.audio.reading import find_audio
@@ -335,10 +339,11 @@ def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str,
 def _warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: "Checkpoint") -> None:
     from multimodal.tasks.transcribe.options import options_for
 
-    if (idle := [name for name in chosen if name.startswith("vad_") and name != "vad_filter"]) and not options_for(
-        checkpoint, chosen
-    ).vad_filter:
-        warnings.warn(f"--{idle[0]}: has no effect without --vad_filter", stacklevel=1)
+    options = options_for(checkpoint, chosen)
+    for start, needed in (("vad_", "vad_filter"), ("lm_", "lm")):
+        idle = next((name for name in chosen if name.startswith(start) and name != needed), None)
+        if idle is not None and not getattr(options, needed, None):
+            warnings.warn(f"--{idle}: has no effect without --{needed}", stacklevel=1)
 
 
 def _temperatures(first: float, step: float | None) -> list[float]:

@@ -25,7 +25,7 @@ from multimodal.tasks.transcribe.whisper.language import allowed_codes, combine
 from multimodal.tasks.transcribe.whisper.windows import StreamAudio, WhisperTranscriber
 from multimodal.tasks.transcribe.whisper.words import STRIDE, alignment_heads
 from multimodal.tokens.audio.levels import SILENT
-from multimodal.tokens.audio.log_mel import HOP
+from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.weights.folder import Checkpoint
 
 Stream = Generator[Any, Any, Transcription]
@@ -55,10 +55,13 @@ def opener(checkpoint: Checkpoint, options: WhisperOptions | RecognizerOptions) 
     if isinstance(options, WhisperOptions):
         language, serve = whisper_language(checkpoint, options), server(checkpoint, options)
         _check_tokens(checkpoint, options)
+        if options.batched:
+            _check_padding(options, STRIDE * checkpoint.model.config.encoder.context * HOP)
         if options.word_timestamps:
             alignment_heads(checkpoint)  # report a faulty card before reading anything
         return partial(_open_whisper, checkpoint, options, language, serve), serve
     own = only_language(checkpoint, options.language, options.task)
+    _check_padding(options, windows.longest(checkpoint))
     options = with_language_model(checkpoint, options)  # refuse an unfit one before reading anything
     spoken = own or options.language or (ENGLISH if isinstance(checkpoint.model, Canary) else None)
     open_ = partial(_open_conformer, checkpoint, options, spoken)
@@ -74,6 +77,14 @@ def only_language(checkpoint: Checkpoint, language: str | None, task: str) -> st
     if task != "transcribe" and not isinstance(checkpoint.model, Canary):
         raise UsageError(f"task {task!r}: {checkpoint.source} can only transcribe")
     return own
+
+
+def _check_padding(options: WhisperOptions | RecognizerOptions, longest: int) -> None:
+    """Raises UsageError where padding leaves no room for two frames of speech in a window of `longest` samples."""
+    most = (1000 * longest / RATE - 64) / 2
+    if options.vad_filter and options.vad_speech_pad_ms > most:
+        problem = f"must be at most {most:g} in a window of {longest / RATE:g} s (got {options.vad_speech_pad_ms:g})"
+        raise UsageError(problem, argument="vad_speech_pad_ms")
 
 
 def _check_tokens(checkpoint: Checkpoint, options: WhisperOptions) -> None:

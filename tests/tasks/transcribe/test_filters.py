@@ -1,5 +1,8 @@
 """Loops, prompts that are read back, and the account of what was left out."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from multimodal.tasks.transcribe import timeline
@@ -9,9 +12,11 @@ from multimodal.tasks.transcribe.timeline import Span
 from multimodal.tasks.transcribe.whisper.decode import DecodingResult
 from multimodal.tasks.transcribe.whisper.hallucination import echoes_hotwords
 from multimodal.tasks.transcribe.whisper.repetition import RepetitionLoop, find_loops, remove_repetitions
-from multimodal.tasks.transcribe.whisper.windows import fallback_reason, is_silent
+from multimodal.tasks.transcribe.whisper.windows import DecoderPrompt, fallback_reason, is_silent
 from multimodal.tokens.text.vocabulary import tokenizer_from
+from tests.helpers.tiny_whisper import THEIR_WARNINGS, whispers
 
+pytestmark = THEIR_WARNINGS
 EOT = 1000
 
 
@@ -97,6 +102,19 @@ def test_hotwords_are_not_printed_on_silence():
         assert not is_silent(DecodingResult([], text, -0.1, silence, 0.0), WhisperOptions())
     assert not echoes_hotwords("", "Istio")
     assert not echoes_hotwords("Istio", None)
+
+
+def test_hotwords_stand_beside_the_text_as_in_faster_whisper():
+    from faster_whisper import WhisperModel
+
+    tokenizer, theirs = whispers()[1].tokenizer, WhisperModel.__new__(WhisperModel)
+    theirs.max_length = 448
+    reader = SimpleNamespace(encode=tokenizer.encode, sot_prev=tokenizer.sot_prev, sot_sequence=[])
+    for words, text in itertools.product((0, 3, 50), (0, 10, 400)):
+        given = {"hotwords": " ".join(["Müller"] * words), "initial_prompt": None}
+        prompt = DecoderPrompt.of(tokenizer, WhisperOptions(**given)).tokens(list(range(text)), True, 448)
+        expected = theirs.get_prompt(reader, list(range(text)), hotwords=given["hotwords"])
+        assert prompt == expected[1:]
 
 
 def test_accounts_tile_a_recording():

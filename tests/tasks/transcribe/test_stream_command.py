@@ -61,6 +61,7 @@ def test_ctrl_c_ends_a_stream_whose_writer_is_silent(say, monkeypatch, tone, sho
     assert json.loads(out.splitlines()[-1])["kind"] == "summary"
 
 
+@pytest.mark.filterwarnings("default:--lm_bonus")
 def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     piped(tone.read_bytes()[44:] * 3)
     code, out, err = say("--stream", "-f", "json", "--vad_threshold", "0", "--vad_min_silence_duration_ms", "300")
@@ -77,6 +78,9 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     piped(tone.read_bytes()[44:])
     code, out, err = say("--stream", "--task", "translate")
     assert (code, out, "task 'translate': " in one_line(err)) == (1, "", True)
+    piped(tone.read_bytes()[44:])
+    told = "multimodal: warning: --lm_bonus: has no effect without --lm\n"
+    assert say("--stream", "--vad_threshold", "0", "--lm_bonus", "1")[2].startswith(told)
     piped(b"")
     assert "no samples" in one_line(say("--stream")[2])
     piped(bytes(3200))

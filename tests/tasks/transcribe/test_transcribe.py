@@ -120,14 +120,11 @@ def test_text_after_the_last_timestamp_is_decoded_again_in_batched_windows(monke
 def test_the_prompt_holds_what_fits():
     text = list(range(100, 130))
     plain, carried = DecoderPrompt([1, 2], [], False), DecoderPrompt([1, 2], [], True)
-    assert plain.tokens(text[:3], False, 8) == [1, 2, 100, 101, 102]
-    assert plain.tokens(text, False, 8) == text[-8:]
-    assert plain.tokens(text[:3], True, 8) == text[:3]
-    assert carried.tokens(text, True, 8) == [1, 2, *text[-6:]]
-    hot = DecoderPrompt([], [7, 8], False)
-    assert hot.tokens([], False, 8) == [7, 8]
-    assert hot.tokens(text, True, 8) == [7, 8, *text[-6:]]
-    assert DecoderPrompt([], list(range(20)), True).tokens(text, False, 8) == list(range(8))
+    assert plain.tokens(text[:3], False, 40) == [1, 2, 100, 101, 102]
+    assert plain.tokens(text, False, 40) == text[-19:]
+    assert plain.tokens(text[:3], True, 40) == text[:3]
+    assert carried.tokens(text, True, 40) == [1, 2, *text[-17:]]
+    assert DecoderPrompt([], list(range(30)), True).tokens(text, False, 40) == [*range(19), *text[-6:]]
 
 
 def test_hotwords_lead_the_prompt_of_every_window():

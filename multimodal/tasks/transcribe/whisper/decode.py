@@ -123,9 +123,8 @@ def decode(checkpoint: Checkpoint, options: WhisperOptions, requests: Sequence[D
     context, temperature = model.config.decoder.context, requests[0].temperature
     prompts, sot = [], []
     for request in requests:
-        previous = request.previous[-(context // 2 - 1) :]
         sot = tokenizer.sot_sequence(request.language, options.task, not options.without_timestamps)
-        prompts.append([*([tokenizer.sot_prev, *previous] if previous else []), *sot])
+        prompts.append([*([tokenizer.sot_prev, *request.previous] if request.previous else []), *sot])
     features = torch.stack([request.features for request in requests])
     ids, start = sampling.left_pad(prompts, features.device)
     limits = [min(options.sample_len or context // 2, context - len(prompt) + 1) for prompt in prompts]

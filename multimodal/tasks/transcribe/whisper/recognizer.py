@@ -51,7 +51,7 @@ class WhisperRecognizer:
         mel = reader.window(0, STRIDE * encoder.context)
         (features,) = encode(self.checkpoint, options, [Encode(mel)])
         language = self.language or self._identified(features, options.languages)
-        previous = DecoderPrompt.of(tokenizer, options).tokens([], False, model.config.decoder.context // 2 - 1)
+        previous = DecoderPrompt.of(tokenizer, options).tokens([], False, model.config.decoder.context)
         for temperature in options.temperature:
             seed = sampling_seed(options.seed, 0, temperature)
             (result,) = decode(self.checkpoint, options, [Decode(features, previous, language, temperature, seed)])

@@ -20,6 +20,7 @@ from multimodal.tokens.audio.log_mel import HOP, RATE, pad_or_trim
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 
 Segments = list[dict[str, Any]]
+MARKS = 5  # tokens beside a prompt: its start, and language, task and no timestamps after that of the transcript
 WindowResult = tuple[Segments, int, list[Span]]  # segments, next frame, spans skipped
 
 
@@ -59,7 +60,7 @@ class WhisperTranscriber:
         self.audio, self.clips, self.tokenizer, self.options = audio, clips, tokenizer, options
         self.language, self.report, self.journal = language, report or (lambda seek, segments: None), journal
         self.result, self.prompt, self.last_speech = Transcription(), DecoderPrompt.of(tokenizer, options), 0.0
-        self.prompt_capacity = context // 2 - 1
+        self.context = context
         self.initial_dropped = False  # the initial prompt is no longer part of the prompt
         self.dropped = 0  # tokens of the transcript that are no longer part of the prompt
 
@@ -133,7 +134,7 @@ class WhisperTranscriber:
 
     def _decode(self, window: WhisperWindow) -> Generator[Any, Any, tuple[DecodingResult, bool]]:
         """The result of the first temperature without a failure, else of the last; and True if the window is silent."""
-        previous = self.prompt.tokens(self.result.tokens[self.dropped :], self.initial_dropped, self.prompt_capacity)
+        previous = self.prompt.tokens(self.result.tokens[self.dropped :], self.initial_dropped, self.context)
         for temperature in self.options.temperature:
             seed = sampling_seed(self.options.seed, window.seek, temperature)
             result = yield Decode(window.features, previous, window.language, temperature, seed)
@@ -199,15 +200,17 @@ class DecoderPrompt(NamedTuple):
         initial, hotwords = ([] if text is None else tokenizer.encode(" " + text.strip()) for text in texts)
         return cls(initial, hotwords, options.carry_initial_prompt)
 
-    def tokens(self, text: list[int], initial_dropped: bool, capacity: int) -> list[int]:
-        """At most `capacity` tokens: hot words, the initial prompt (until dropped, or always if carried), and the end
-        of the text. An initial prompt that is too long keeps its end."""
-        lead = self.hotwords[:capacity]
-        if self.carried:
-            lead = lead + _end(self.initial, capacity - len(lead))
-        elif not initial_dropped:
+    def tokens(self, text: list[int], initial_dropped: bool, context: int) -> list[int]:
+        """Hot words, then the initial prompt (until dropped, or always if carried) and the end of the text. An initial
+        prompt that is too long keeps its end. As in faster-whisper, hot words and the rest may each take half of the
+        decoder's `context`; but a quarter of it stays free for what is written."""
+        most = context // 2 - 1
+        hotwords = self.hotwords[:most]
+        room = min(most, context - context // 4 - MARKS - len(hotwords))
+        lead = _end(self.initial, room) if self.carried else []
+        if not self.carried and not initial_dropped:
             text = self.initial + text
-        return lead + _end(text, capacity - len(lead))
+        return hotwords + lead + _end(text, room - len(lead))
 
 
 def within_clip(segments: Segments, earliest: float, latest: float) -> None:
