@@ -79,7 +79,8 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
     elif isinstance(source, tuple):
         source, sampling_rate = _of_tuple(source, sampling_rate)
     if isinstance(source, np.ndarray | Tensor):
-        rate = SAMPLE_RATE if sampling_rate is None else sampling_rate
+        rate: Any = SAMPLE_RATE if sampling_rate is None else sampling_rate
+        rate = int(rate) if isinstance(rate, float | np.floating) and rate.is_integer() else rate
         check_rate("sampling_rate", rate)
         return Samples(_channels(source), int(rate))
     readable = callable(getattr(source, "read", None))

@@ -70,7 +70,7 @@ def check_plausible(name: str, rate: int, channels: int = 1) -> None:
         raise AudioError(f"{name}: {channels} channels, expected 1 to {MOST_CHANNELS}")
 
 
-def check_rate(argument: str, rate: int) -> None:
+def check_rate(argument: str, rate: float) -> None:
     """Raise UsageError for an implausible `rate` argument."""
     low, high = RATES
     if not isinstance(rate, Integral) or not low <= rate <= high:

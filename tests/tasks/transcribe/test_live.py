@@ -292,6 +292,8 @@ def test_a_wav_header_is_not_sound(size):
     (b"FORM" + bytes(99), "got AIFF"), (b"wvpk" + bytes(99), "got WavPack"), (b"RF64" + bytes(99), "got RF64"),
     (b"riff\x2e\x91\xcf\x11" + bytes(99), "got W64"), ((b"G" + bytes(187)) * 3, "got MPEG-TS"),
     (bytes.fromhex("fff16040019f fcde020000 00") * 2, "got AAC"),
+    ((bytes.fromhex("fffb9264") + bytes(414)) * 2, "got MP3"),
+    ((bytes.fromhex("fff348c4") + bytes(140)) * 2, "got MP3"),
     (wav(0.1, rate=8000), "WAV of 1 channel, 16000 Hz, 16 bits, got 1, 8000"),
 ])  # fmt: skip
 def test_a_recording_is_no_bare_samples(data, message):
@@ -299,7 +301,9 @@ def test_a_recording_is_no_bare_samples(data, message):
         list(PcmReader(io.BytesIO(data).read1))
 
 
-@pytest.mark.parametrize("data", [bytes.fromhex("fff16040019f") + bytes(98), b"G" + bytes(999)])
+@pytest.mark.parametrize(
+    "data", [bytes.fromhex("fff16040019f") + bytes(98), bytes.fromhex("fffb9264") + bytes(998), b"G" + bytes(999)]
+)
 def test_samples_may_begin_as_packets_do(data):
     assert sum(len(chunk.samples) for chunk in PcmReader(io.BytesIO(data).read1)) == len(data) // 2
 
