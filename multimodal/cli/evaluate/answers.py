@@ -26,8 +26,8 @@ EXAMPLES = """examples:
   multimodal evaluate answers questions.jsonl --model my-model/ --report report.html
   multimodal evaluate answers clips.jsonl --without image audio
 A line of the data holds "messages" as chat models take them and the "answers" that count as right, or the assistant's
-message as the last; "task" groups lines, "metric" is exact, wer, cider, bleu or perplexity; "language": "en"
-has wer after Whisper's English normalizer.
+message as the last; "task" groups lines, "metric" is exact, wer, cider, bleu or perplexity; "language", such as "en",
+chooses the normalizer of wer and the tokenizer of bleu.
 """
 
 

@@ -127,7 +127,7 @@ def fitted(
         if not issubclass(warning.category, ConvergenceWarning):
             warnings.warn(warning.message, stacklevel=2)
     if found.ndim == 1:  # of two classes scikit-learn scores the second
-        found = torch.stack([-found, found], 1)
+        found = torch.stack([torch.zeros_like(found), found], 1)  # whose softmax is the sigmoid
     scores = torch.full((len(vectors), classes), -torch.inf)
     scores[:, torch.from_numpy(model.classes_)] = found
     return scores, int(model.n_iter_.max()), not any(issubclass(w.category, ConvergenceWarning) for w in caught)

@@ -1,15 +1,21 @@
 """Scores of hypotheses against references and of predictions against labels, as shares of 1."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import UsageError
+from multimodal.tasks.text.languages import short_code
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU
 
 # languages written without blanks between words, in which Whisper's paper counts letters as words (appendix C)
 UNSPACED = ("zh", "yue", "ja", "th", "lo", "my")
+UNSPACED_TOO = ("km", "bo")  # which the paper leaves out
 
 
 def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:
@@ -65,11 +71,28 @@ def word_errors(
     return {"wer": round(wer, 4), "cer": round(cer, 4)}
 
 
-def bleu(references: Sequence[str], hypotheses: Sequence[str]) -> float:
-    """Corpus BLEU in percent (sacrebleu's defaults: 13a tokens, cased, exponential smoothing; Post 2018)."""
-    import sacrebleu
+def bleu(references: Sequence[str], hypotheses: Sequence[str], language: str | None = None) -> float:
+    """Corpus BLEU in percent (sacrebleu's defaults: cased, exponential smoothing; Post 2018), see `bleu_tokenizer`."""
+    return round(_bleu(language).corpus_score(list(hypotheses), [list(references)]).score, 2)
 
-    return round(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score, 2)
+
+def bleu_tokenizer(language: str | None) -> str:
+    """Name of the tokenizer of a target language, a code or English name: sacrebleu's `zh`, `ja-mecab` and `ko-mecab`,
+    `char` where the packages of the latter two are missing and for other languages without blanks between words, `13a`
+    for all others."""
+    return _bleu(language).tokenizer_signature
+
+
+def _bleu(language: str | None) -> "BLEU":
+    from sacrebleu.metrics import BLEU
+
+    code = short_code((language or "").replace("-", "_").partition("_")[0])
+    if code in (*UNSPACED, *UNSPACED_TOO) and code not in ("zh", "yue", "ja"):
+        return BLEU(tokenize="char")
+    try:
+        return BLEU(trg_lang="zh" if code == "yue" else code)
+    except RuntimeError:  # MeCab and its dictionaries are not installed
+        return BLEU(tokenize="char")
 
 
 def chrf(references: Sequence[str], hypotheses: Sequence[str]) -> float:

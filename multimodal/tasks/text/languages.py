@@ -9,7 +9,8 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
 FEW = 8  # languages listed in full
-THREE_LETTERS = {code.partition("_")[0]: known for known, code in NLLB.items()}  # ISO 639-3
+# ISO 639-3; Marian has `cmn` for Chinese
+THREE_LETTERS = {"cmn": "zh"} | {code.partition("_")[0]: known for known, code in NLLB.items()}
 
 
 def direction(checkpoint: Checkpoint, source: str | None, target: str | None) -> tuple[list[int], list[int]]:
@@ -35,7 +36,7 @@ def language_id(tokenizer: Tokenizer, asked: str | None, name: str) -> int:
     if asked is None:
         raise UsageError(f"is required, the model knows {_some(list(ids))}", argument=name)
     by_code = {code.lower(): i for code, i in ids.items()}
-    given, known = asked.strip().lower(), _code(asked)
+    given, known = asked.strip().lower(), short_code(asked)
     nllb = NLLB.get(known, "").lower()
     for code in (given, known, nllb if given not in THREE_LETTERS else "", nllb.partition("_")[0]):
         if code in by_code:
@@ -53,7 +54,7 @@ def task_prefix(checkpoint: Checkpoint, source: str | None, target: str | None) 
     for name, asked in (("source", source), ("target", target)):
         if asked is None:
             raise UsageError(f"is required, the model knows {', '.join(prefixes)}", argument=name)
-    direction = f"{_code(source)}-{_code(target)}"
+    direction = f"{short_code(source)}-{short_code(target)}"
     if direction not in prefixes:
         raise UsageError(f"{target[:40]!r}: the model does not translate {direction} ({', '.join(prefixes)})",
                          argument="target")  # fmt: skip
@@ -67,11 +68,11 @@ def _fits(model: str, card: object, source: str | None, target: str | None) -> N
         own = card.get(key)
         if asked is not None and not isinstance(own, str):
             raise UsageError(f"{asked[:40]!r}: the model does not state its one direction; omit it", argument=name)
-        if asked is not None and _code(asked) != _code(own):
+        if asked is not None and short_code(asked) != short_code(own):
             raise UsageError(f"{asked[:40]!r}: the model translates {key} {own!r} only", argument=name)
 
 
-def _code(language: str) -> str:
+def short_code(language: str) -> str:
     """Whisper's code of a language if it has one, else the input in lower case."""
     name = language.strip().lower()
     try:
@@ -82,7 +83,7 @@ def _code(language: str) -> str:
 
 def is_language(name: str) -> bool:
     """Return True for a code or English name of a language that Whisper knows."""
-    return _code(name) in LANGUAGES
+    return short_code(name) in LANGUAGES
 
 
 def _near(asked: str, codes: list[str]) -> str:

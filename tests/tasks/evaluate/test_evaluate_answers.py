@@ -37,6 +37,9 @@ def test_figures_are_those_by_hand():
     assert figures["classes"] == {"questions": 4, "accuracy": 75, "constant": 50}
     assert figures["speech"]["wer"] == 33.33
     assert figures["text"]["perplexity"] == 2
+    assert figures["german"] == {"questions": 1, "bleu": 0, "bleu_tokenizer": "13a"}
+    rows = [AnsweredQuestion("", "zh", "bleu", "?", "我喜欢猫", ("我喜欢猫",), language="zh")]
+    assert AnswerEvaluation(rows, []).figures()["zh"] == {"questions": 1, "bleu": 100, "bleu_tokenizer": "zh"}
     rows = [AnsweredQuestion("", code, "wer", "?", "funf", ("fünf",), language=code) for code in ("en", "de")]
     assert [one["wer"] for one in AnswerEvaluation(rows, []).figures().values()] == [0, 100]
     rows = [replace(one, task="speech") for one in rows]
@@ -87,6 +90,13 @@ def test_inputs_can_be_left_out_and_a_broken_item_leaves_the_others(tiny, tmp_pa
 def test_a_metric_that_cannot_be_computed_is_named(tiny, tmp_path, metrics, cause):
     write_chats(tmp_path / "q.jsonl", [question("?", ["..."], "x", metric) for metric in metrics])
     with pytest.raises(DataError, match=rf"q\.jsonl {cause}"):
+        evaluate_answers(open_chats(tmp_path / "q.jsonl"), Asker(tiny))
+
+
+def test_a_task_has_one_tokenizer_of_bleu(tiny, tmp_path):
+    rows = [question("?", ["a"], "x", "bleu") | {"language": language} for language in ("en", "de", "zh")]
+    write_chats(tmp_path / "q.jsonl", rows)
+    with pytest.raises(DataError, match=r"line 3: metric 'bleu of zh tokens' .* other questions have 'bleu of 13a"):
         evaluate_answers(open_chats(tmp_path / "q.jsonl"), Asker(tiny))
 
 

@@ -102,7 +102,7 @@ def test_bleu_and_chrf_are_sacrebleus_of_the_translations(capsys, tmp_path):
     (tmp_path / "test.de").write_text("\n".join(references) + "\n", encoding="utf-8")
     flags = ["--references", tmp_path / "test.de", "--from", "en", "--to", "de", "--beam_size", 2]
     (found,) = figures(capsys, "translation", tmp_path / "test.en.gz", "-m", tmp_path / "translator", *flags).values()
-    assert found["texts"] == 3
+    assert (found["texts"], found["bleu_tokenizer"]) == (3, "13a")
     assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score, abs=0.01)
     assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [references]).score, abs=0.01)
 

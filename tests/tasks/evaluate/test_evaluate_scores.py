@@ -7,8 +7,10 @@ import warnings
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from PIL import Image
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 from multimodal.data.datasets.class_names import Concept, evenly
@@ -28,7 +30,7 @@ from multimodal.tasks.evaluate.linear_probe import (
 )
 from multimodal.tasks.evaluate.reports.confusion import plot_confusion
 from multimodal.tasks.evaluate.retrieval import first_ranks, retrieval
-from multimodal.tasks.evaluate.scores import ranks, top_shares, word_errors
+from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, ranks, top_shares, word_errors
 from tests.helpers.data.sets import lines
 
 NAMES = [f"name {i}" for i in range(7)]
@@ -189,6 +191,8 @@ def test_fits_of_two_classes_of_absent_classes_and_without_end():
     assert scores.shape == (20, 4)
     assert scores[:, 2:].eq(-math.inf).all()
     assert (scores.argmax(1) == test.labels).double().mean() > 0.9
+    model = LogisticRegression(max_iter=1000).fit(train.vectors.numpy(), train.labels.numpy())
+    np.testing.assert_allclose(scores[:, :2].softmax(1), model.predict_proba(test.vectors.numpy()), atol=1e-6)
     scores, _, _ = fitted(LabelledVectors(train.vectors, 2 * train.labels), test.vectors, 4, 1.0)
     assert scores[:, [1, 3]].eq(-math.inf).all()
     assert (scores.argmax(1) == 2 * test.labels).double().mean() > 0.9
@@ -300,3 +304,22 @@ def test_top_shares_and_evenly_spread_items():
     assert top_shares(scores, torch.tensor([0, 1, 5, 0])) == {"top1": 0.5, "top5": 0.75}
     assert evenly(range(10), 3) == [0, 3, 6]
     assert list(evenly(range(2), 5)) == [0, 1]
+
+
+@pytest.mark.parametrize(("language", "tokenizer"), [
+    ("zh", "zh"), ("Chinese", "zh"), ("zho_Hant", "zh"), ("zh-CN", "zh"), ("cmn_Hans", "zh"), ("yue", "zh"),
+    ("th", "char"), ("khm_Khmr", "char"), ("my_MM", "char"),
+    ("en", "13a"), ("German", "13a"), ("fra_Latn", "13a"), ("xx", "13a"), (None, "13a"),
+])  # fmt: skip
+def test_bleu_has_the_tokenizer_of_the_language(language, tokenizer):
+    wanted, found = ["他们在公园里遛狗。", "A dog, it runs."], ["他们在公园遛狗。", "A dog, he runs."]
+    assert bleu_tokenizer(language) == tokenizer
+    score = sacrebleu.corpus_bleu(found, [wanted], tokenize=tokenizer).score
+    assert bleu(wanted, found, language) == pytest.approx(score, abs=0.005)
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_bleu_counts_letters_without_mecab(monkeypatch, language):
+    monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{language}_mecab.MeCab", None)
+    assert bleu_tokenizer(language) == "char"
+    assert bleu(["彼らは公園で犬を散歩させている。"], ["彼らは公園で犬を散歩させた。"], language) > 60

@@ -14,7 +14,7 @@ from multimodal.data.sources import Source
 from multimodal.errors import DataError, MultimodalError, one_line
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
-from multimodal.tasks.evaluate.scores import bleu, error_rates, normalizer, normalizer_name
+from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, error_rates, normalizer, normalizer_name
 from multimodal.tokens.chat.messages import Kind
 
 ARTICLES = {"a", "an", "the"}
@@ -23,7 +23,8 @@ ARTICLES = {"a", "an", "the"}
 @dataclass(frozen=True)
 class AnsweredQuestion:
     """`references`: the answers that count as right. `loss`: of a task measured by perplexity, nats and tokens of the
-    first reference. `language`: code of the answers' language, for the normalizer of word error rates."""
+    first reference. `language`: code of the answers' language, for the normalizer of word error rates and BLEU's
+    tokenizer."""
 
     name: str
     task: str
@@ -44,7 +45,7 @@ class AnswerEvaluation:
     rows: list[AnsweredQuestion]
     broken: list[str]
 
-    def figures(self) -> dict[str, dict[str, float | None]]:
+    def figures(self) -> dict[str, dict[str, float | str | None]]:
         """Figures of each task, in %; `constant`: accuracy of the best single answer to all its questions."""
         tasks: dict[str, list[AnsweredQuestion]] = {}
         for row in self.rows:
@@ -87,8 +88,10 @@ def _cider(rows: Sequence[AnsweredQuestion]) -> dict[str, float | None]:
     return {name: round(found[name], 2) for name in names}
 
 
-def _bleu(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
-    return {"bleu": bleu([row.references[0] for row in rows], [row.answer for row in rows])}
+def _bleu(rows: Sequence[AnsweredQuestion]) -> dict[str, float | str]:
+    language = rows[0].language
+    score = bleu([row.references[0] for row in rows], [row.answer for row in rows], language)
+    return {"bleu": score, "bleu_tokenizer": bleu_tokenizer(language)}
 
 
 def _perplexity(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
@@ -106,8 +109,8 @@ def evaluate_answers(
     keep: Callable[[AnsweredQuestion], None] = lambda _: None,
 ) -> AnswerEvaluation:  # fmt: skip
     """Ask each question of `source` (see `open_chats`); `without`: kinds of input that are left out, to see whether the
-    answers used them; `keep` gets each answer as it comes. Raises DataError for an unknown metric, two metrics in one
-    task, or if no question could be asked."""
+    answers used them; `keep` gets each answer as it comes. Raises DataError for an unknown metric, two metrics or two
+    tokenizers of BLEU in one task, or if no question could be asked."""
     rows, broken, keys, metrics = list[AnsweredQuestion](), list[str](), list[int](), dict[str, str]()
     conversations: list[list[dict[str, Any]]] = []
     for key in range(len(source)):
@@ -117,9 +120,11 @@ def evaluate_answers(
             continue
         if (metric := row.fields.get("metric", "exact")) not in METRICS:
             raise DataError(f"{row.place}: unknown metric {metric!r} (known: {', '.join(METRICS)})")
-        task = row.fields.get("task", "questions")
-        if (first := metrics.setdefault(task, metric)) != metric:
-            raise DataError(f"{row.place}: metric {metric!r} in task {task!r}, whose other questions have {first!r}")
+        task, named = row.fields.get("task", "questions"), metric
+        if metric == "bleu":
+            named = f"bleu of {bleu_tokenizer(row.fields.get('language'))} tokens"
+        if (first := metrics.setdefault(task, named)) != named:
+            raise DataError(f"{row.place}: metric {named!r} in task {task!r}, whose other questions have {first!r}")
         if metric == "cider" and not any(map(words, row.texts)):
             broken.append(f"{row.place}: no answer has a word, which cider needs")
             continue
