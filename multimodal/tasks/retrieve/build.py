@@ -34,9 +34,10 @@ from multimodal.tasks.retrieve.nearest import (
     calibrated,
     extend_search,
     kind_for,
+    kind_of_update,
     open_search,
 )
-from multimodal.tasks.retrieve.options import IndexOptions
+from multimodal.tasks.retrieve.options import RECALL, IndexOptions
 from multimodal.tasks.retrieve.record import RECORD, IndexEntry, IndexRecord, check_file, read_index_record
 from multimodal.tasks.retrieve.store import IndexWriter
 from multimodal.tokens.video.names import is_video
@@ -223,11 +224,14 @@ def inside(file: str, folder: str) -> bool:
 
 
 def finish(
-    writer: IndexWriter, kind: str, recall: float,
+    writer: IndexWriter, kind: str | None, recall: float | None,
     samples: Callable[[Float[np.ndarray, "N D"]], dict[str, QuerySample]], notes: list[str],
 ) -> IndexRecord:  # fmt: skip
-    """Build or extend the FAISS index, if the kind has one, and commit. `samples`: queries to tune it with."""
-    old, asked, kind = writer.record, kind, kind_for(kind, writer.rows)
+    """Build or extend the FAISS index, if the kind has one, and commit. `kind`, `recall` None: as the index has them.
+    `samples`: queries to tune it with."""
+    old = writer.record
+    asked, recall = kind or kind_of_update(old), recall or old.recall.get("target", RECALL)
+    kind = kind_for(asked, writer.rows)
     lines, search = (_is_intact(writer, part, notes) for part in ("lines", "search"))
     if writer.unchanged and lines and search and old.kind == kind and old.recall.get("target", recall) == recall:
         return old

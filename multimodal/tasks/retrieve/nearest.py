@@ -16,7 +16,7 @@ from torch import Tensor
 
 from multimodal.errors import CheckpointError
 from multimodal.tasks.retrieve.faiss_file import GRAPH, check_faiss
-from multimodal.tasks.retrieve.record import BLOCK
+from multimodal.tasks.retrieve.record import BLOCK, IndexRecord
 
 FLAT_MOST = 200_000  # rows: exact search takes milliseconds (benchmarks/studies/search.json)
 TRAINING = 40  # vectors per list; FAISS warns below 39
@@ -91,6 +91,11 @@ def kind_for(kind: str, count: int) -> str:
     if kind == "auto":
         return "flat" if count <= FLAT_MOST else "ivf"
     return kind if count >= 2 * TRAINING else "flat"
+
+
+def kind_of_update(old: IndexRecord) -> str:
+    """The kind of an index. A flat one may be as `auto` made it, and may outgrow that."""
+    return "auto" if old.kind == "flat" and old.count <= FLAT_MOST else old.kind
 
 
 def build_search(vectors: Float[np.ndarray, "N D"], kind: str, path: Path) -> None:

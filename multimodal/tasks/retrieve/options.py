@@ -5,14 +5,20 @@ from multimodal.system.options import option
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 
-class IndexOptions(BatchOptions, ClipOptions):
-    """`dtype` None: as the index has it, float16 for a new one."""
+RECALL = 0.95
 
-    kind: str = option(
-        "auto", "flat: exact search; ivf: inverted lists; hnsw: proximity graph; auto: flat, ivf above 200,000 images",
-        choices=("auto", "flat", "ivf", "hnsw"),
+
+class IndexOptions(BatchOptions, ClipOptions):
+    """None: as the index has it."""
+
+    kind: str | None = option(
+        None, "flat: exact search; ivf: inverted lists; hnsw: proximity graph; auto: flat, ivf above 200,000 images "
+        "(default: that of the index, else auto)", choices=("auto", "flat", "ivf", "hnsw"),
     )  # fmt: skip
-    recall: float = option(0.95, "recall@10 that ivf and hnsw are tuned to reach", "SHARE", low=0, high=1, above=True)
+    recall: float | None = option(
+        None, f"recall@10 that ivf and hnsw are tuned to reach (default: that of the index, else {RECALL})", "SHARE",
+        low=0, high=1, above=True,
+    )  # fmt: skip
     dtype: str | None = option(None, "type of the stored vectors (default: that of the index, else float16)",
                                choices=("float16", "float32"))  # fmt: skip
 

@@ -266,7 +266,9 @@ def clustered(count: int, width: int = 32, seed: int = 0) -> np.ndarray:
     return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
 
 
-def filled(folder: Path, vectors: np.ndarray, kind: str, notes: list[str], target: float = 0.95) -> None:
+def filled(
+    folder: Path, vectors: np.ndarray, kind: str | None, notes: list[str], target: float | None = 0.95
+) -> None:  # fmt: skip
     preprocessing = Preprocessing((8, 8), "squash", "bicubic", (0.5,) * 3, (0.5,) * 3, 0, 1.0)
     record = IndexRecord("none", None, "0" * 64, preprocessing, vectors.shape[1], "float32")
     samples = {"image": QuerySample(torch.from_numpy(clustered(50, seed=1)))}
@@ -292,6 +294,20 @@ def test_faiss_reaches_the_target_recall_with_exact_scores(tmp_path, kind):
     assert len(list(tmp_path.glob("*.faiss"))) == 1
     filled(tmp_path, vectors, kind, notes, target=1.0)
     assert read_index_record(tmp_path).effort > record.effort
+    filled(tmp_path, np.concatenate([vectors, clustered(100, seed=3)]), None, notes, target=None)
+    record = read_index_record(tmp_path)
+    assert (record.kind, record.count, record.recall["target"]) == (kind, 5100, 1.0)
+    filled(tmp_path, vectors, "flat", notes)
+    assert read_index_record(tmp_path).kind == "flat"
+
+
+def test_an_update_leaves_the_kind_and_auto_outgrows_flat(tmp_path, monkeypatch):
+    monkeypatch.setattr("multimodal.tasks.retrieve.nearest.FLAT_MOST", 300)
+    kinds, vectors = [], clustered(600)
+    for count, kind in [(200, None), (400, None), (400, "flat"), (600, None)]:
+        filled(tmp_path, vectors[:count], kind, [], target=None)
+        kinds.append(read_index_record(tmp_path).kind)
+    assert kinds == ["flat", "ivf", "flat", "flat"]
 
 
 @pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
