@@ -130,8 +130,10 @@ def run(options: Namespace) -> int:
     import shutil  # slow: not for --help
     import tempfile
 
-    if options.audio and all(map(is_missing, options.audio)):  # before torch is imported
-        return max(fail(f"{name}: no such file (cannot be opened)") for name in options.audio)
+    missing = [name for name in options.audio if is_missing(name)]
+    code = max((fail(f"{name}: no such file (cannot be opened)") for name in missing), default=0)
+    if missing == options.audio and missing:  # before torch is imported
+        return code
     from multimodal.tasks.transcribe.transcribe import transcribe_many
 
     vars(options).setdefault("device", "auto")
@@ -155,11 +157,12 @@ def run(options: Namespace) -> int:
             with unbroken():  # a stop finds no copy of stdin, or one that it can remove
                 piped = stack.enter_context(tempfile.TemporaryDirectory(prefix="multimodal-"))
                 stack.enter_context(at_stop(partial(shutil.rmtree, piped, ignore_errors=True)))
-        files, code = found_files(options.audio, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
+        there = [name for name in options.audio if name not in missing]
+        files, wrong = found_files(there, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
         names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
         outputs = _outputs(given, names)
         names, refused = _claimed(options, outputs, names)
-        code = code or refused
+        code = max(code, wrong, refused)
         if not names:
             return code
         log = stack.enter_context(_log(Path(given["decode_log"]))) if "decode_log" in given else None

@@ -61,14 +61,19 @@ def split_on_unicode(tokenizer: Tokenizer, tokens: Sequence[int]) -> Words:
 
 
 def split_on_spaces(tokenizer: Tokenizer, tokens: Sequence[int], marks_apart: bool = False) -> Words:
-    """(word, tokens); a word begins with a space. With `marks_apart`, control tokens and punctuation stand alone."""
+    """(word, tokens); a word begins with a space. With `marks_apart`, control tokens, punctuation and spaces stand
+    alone, as in openai-whisper; else further spaces belong to the next word, those at the end to the last."""
     words: Words = []
     for text, part in split_on_unicode(tokenizer, tokens):
         alone = marks_apart and (part[0] in tokenizer.control or text.strip() in string.punctuation)
-        if alone or text.startswith(" ") or not words:
+        begins = text.startswith(" ") and (marks_apart or (words and words[-1][0].strip()))
+        if alone or begins or not words:
             words.append((text, part))
         else:
             words[-1] = (words[-1][0] + text, words[-1][1] + part)
+    if not marks_apart and len(words) > 1 and not words[-1][0].strip():
+        (text, part), (space, rest) = words[-2:]
+        words[-2:] = [(text + space, part + rest)]
     return words
 
 

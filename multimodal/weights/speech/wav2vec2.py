@@ -118,6 +118,9 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     vocab, size = optional_json(folder / VOCABULARY) if folder else {}, config["vocab_size"]
     if not vocab:
         return None
+    if nested := [name for name, one in vocab.items() if isinstance(one, dict)]:
+        names = ", ".join(nested[:3])
+        raise CheckpointError(f"{folder / VOCABULARY}: expected one vocabulary, got one for each of {names} (MMS)")
     vocab = {token["content"]: token["id"] for token in added_tokens(folder) if token["id"] < size} | vocab
     tokens = sorted(vocab, key=vocab.__getitem__)
     if [vocab[token] for token in tokens] != list(range(size)):

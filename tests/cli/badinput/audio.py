@@ -67,6 +67,8 @@ ROWS = [
         [re.compile("NUL")], wrote("tone.txt")),
     Row("a name longer than any", f"transcribe {'x' * 5000}.wav tone.wav {RUN}", None, [re.compile("name too long")],
         wrote("tone.txt")),
+    Row("a missing file of the same name", f"transcribe gone/tone.wav tone.wav {RUN}", None,
+        ["gone/tone.wav: no such file (cannot be opened)"], wrote("tone.txt")),
     Row("an image's name longer than any", f"classify {'x' * 5000}.png red.png --labels a,b -m {{clip}} --format csv",
         None, [re.compile("no such file|name too long")], prints("red.png,")),
 ]  # fmt: skip

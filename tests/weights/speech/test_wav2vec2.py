@@ -174,6 +174,27 @@ def test_blanks_before_punctuation_are_those_of_transformers(clean, tmp_path):
             assert "".join(word for word, _ in split_on_spaces(tokenizer, own)) == wanted
 
 
+@pytest.mark.parametrize("text", ["TEA AT", " TEA   AT ", "||T| A  ", "  "])
+def test_words_are_those_of_transformers(text, tmp_path):
+    from transformers import Wav2Vec2CTCTokenizer
+
+    from multimodal.tasks.transcribe.conformer.words import ctc_words
+
+    made = folder(tmp_path / "hub", "wav2vec2")
+    theirs, ours = Wav2Vec2CTCTokenizer(str(made / "vocab.json")), load(made).tokenizer
+    ids = theirs.convert_tokens_to_ids([*text.replace(" ", "|")])
+    path = [token for i in ids for token in (i, 0)]  # each for a frame, then a blank
+    spoken = theirs.decode(path, output_word_offsets=True).word_offsets
+    logprobs = torch.full((len(path), 9), 0.01).scatter(1, torch.tensor([[(i - 1) % 9] for i in path]), 0.92).log()
+    words = ctc_words(logprobs, [i - 1 for i in ids], ours, 8, 0.04)
+    assert "".join(word.word for word in words) == text.replace("|", " ")
+    assert [word.word.strip() for word in words if text.strip()] == [one["word"] for one in spoken]
+    for word, one in zip(words, spoken, strict=False):
+        expected = max(0, one["start_offset"] - 0.5) * 0.04, (one["end_offset"] - 0.5) * 0.04
+        assert (word.start, word.end) == pytest.approx(expected)
+        assert len(word.of_tokens) == len(word.tokens)
+
+
 @pytest.mark.parametrize("name", ["wav2vec2 large", "wavlm"])
 def test_command_transcribes_with_beams_a_language_model_and_words(name, tmp_path, capsys):
     made = folder(tmp_path / "hub", name)
@@ -235,6 +256,10 @@ def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
         "no delimiter": (
             {"tokenizer_config.json": {"word_delimiter_token": None}},
             "word_delimiter_token must be in vocab.json .got None",
+        ),
+        "languages": (
+            {"vocab.json": '{"eng": {"<pad>": 0}, "fra": {"<pad>": 0}}'},
+            r"vocab\.json: expected one vocabulary, got one for each of eng, fra .MMS",
         ),
         "letters": ({"vocab.json": '{"<pad>": 0, "a": 2}'}, "ids, with added tokens, must be 0 to 8, each once"),
     }

@@ -21,7 +21,8 @@ LONGEST_BLANK = 0.5
 def ctc_words(
     logprobs: Float[Tensor, "T W"], ids: Sequence[int], tokenizer: Tokenizer, blank: int, frame_seconds: float
 ) -> list[WordTiming]:
-    """Align the words of `ids`; times in seconds from the first frame, probabilities averaged over tokens.
+    """Align the words of `ids`; times in seconds from the first frame, probabilities averaged over tokens, those of
+    letters not over spaces.
 
     A text without a CTC path (more tokens and repeats than frames, or ids outside the output) is spread evenly over
     the frames, with probability 0."""
@@ -31,14 +32,15 @@ def ctc_words(
     timings, first = [], 0
     for text, part in words:
         own = spans[first : first + len(part)]
-        if isinstance(tokenizer, LetterTokenizer) and len(own) > 1 and tokenizer.is_space(part[0]):
-            own = own[1:]
         first += len(part)
         each = tuple(value for _, _, value in own)
+        if isinstance(tokenizer, LetterTokenizer):
+            own = [span for token, span in zip(part, own, strict=True) if not tokenizer.is_space(token)] or own
+        probability = sum(value for _, _, value in own) / len(own)
         while len(own) > 1 and (own[1][0] - own[0][1]) * frame_seconds > LONGEST_BLANK:
             own = own[1:]
         start, end = (max(0.0, (frame - LAG) * frame_seconds) for frame in (own[0][0], own[-1][1]))
-        timings.append(WordTiming(text, part, start, end, sum(each) / len(each), each))
+        timings.append(WordTiming(text, part, start, end, probability, each))
     return timings
 
 
