@@ -6,7 +6,7 @@ import math
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ MOST_STATES = 1 << 14  # texts
 LOWEST = -1000.0  # for SRILM's -inf, so that differences stay finite
 MOST_LINE = 1 << 16  # bytes
 CACHED = 1 << 24  # cached probabilities of recent contexts
+LEAST_SPELLED = 0.1  # share of a file's words that tokens must be able to spell
 Ids = tuple[int, ...]
 
 
@@ -242,15 +243,19 @@ class WordScorer:
 
     A word's log-probability is credited token by token: an unfinished word has that of the most probable word with its
     prefix (or `<unk>`), which can only fall, so that no hypothesis leads by a cost still to come. A complete text has
-    exactly its n-gram log-probability. The end is `eos_id`; other control tokens cost nothing. Raises CheckpointError
-    for tokens that span words."""
+    exactly its n-gram log-probability. The end is `eos_id`; other control tokens cost nothing. Texts are scored in the
+    letter case in which they can spell most words. Raises CheckpointError for tokens that span words, or that spell
+    hardly any word."""
 
     def __init__(self, model: NgramModel, tokenizer: Tokenizer):
         self.model, self.tokenizer = model, tokenizer
         texts = [tokenizer.decode([i], skip_control=False) for i in range(tokenizer.vocab_size)]
         plain = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.control]
+        letters = {c for i in plain if i != tokenizer.unknown_id for c in texts[i]}
         if wrong := [texts[i] for i in plain if " " in texts[i][1:] and texts[i].strip(" ")]:
             raise CheckpointError(f"an n-gram model of words: the recogniser's token {wrong[0]!r} has a space inside")
+        self.cased = _case(model.words, letters)
+        texts = [self.cased(text) for text in texts]
         self.begins = {i: texts[i].strip(" ") for i in plain if texts[i].startswith(" ")}
         self.goes_on = {i: texts[i] for i in plain if i not in self.begins}
         if not self.begins:
@@ -290,7 +295,7 @@ class WordScorer:
     def _follow(self, state: _State) -> tuple[np.ndarray, float, Ids]:
         """Score of each next token; score of completing the last word, and the word history after it."""
         scores = np.zeros(self.tokenizer.vocab_size, np.float32)
-        text, whole, history = self.tokenizer.decode(state.partial).strip(" "), 0.0, state.history
+        text, whole, history = self.cased(self.tokenizer.decode(state.partial)).strip(" "), 0.0, state.history
         if state.partial:
             word = self.model.word_id(text)
             whole = float(self.model.logprobs(history)[word]) - state.credited
@@ -339,3 +344,17 @@ class WordScorer:
     def _span(self, prefix: str, low: int, high: int) -> tuple[int, int]:
         first = bisect_left(self.model.words, prefix, low, high)
         return first, bisect_right(self.model.words, prefix, first, high, key=lambda word: word[: len(prefix)])
+
+
+def _case(words: list[str], letters: set[str]) -> Callable[[str], str]:
+    """The letter case, by default its own, in which a text of `letters` can spell most words. Raises
+    CheckpointError."""
+    if "\ufffd" in letters:  # bytes spell every word
+        return str
+    words = [word for word in words if word not in (START, END, UNKNOWN)]
+    # letter by letter: the case of a sigma must not depend on what follows
+    cases = str, *(lambda text, case=case: "".join(map(case, text)) for case in (str.lower, str.upper))
+    counts = [sum(own.issuperset(word) for word in words) for own in (set(case("".join(letters))) for case in cases)]
+    if (most := max(counts)) < LEAST_SPELLED * len(words):
+        raise CheckpointError(f"an n-gram model of words: the recogniser's tokens spell {most} of its {len(words)}")
+    return cases[counts.index(most)]

@@ -19,6 +19,7 @@ from multimodal.decoding.lm_fusion import ShallowFusion
 from multimodal.decoding.ngram import WordScorer, read_arpa
 from multimodal.errors import CheckpointError, DataError
 from multimodal.tokens.text.bytepair import BytePairTokenizer
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer, WithEnd
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer
 from multimodal.train.recipe_cli import start
 
@@ -231,6 +232,19 @@ def test_in_a_beam_the_most_probable_text_of_the_model_wins(recipe, tmp_path):
                         scorer=lambda ids, _: rule(ids, heard.expand(len(ids), -1)))  # fmt: skip
     assert tokenizer.decode(found.ids[0]) == "we went home"
     assert found.logprobs[0] == pytest.approx(scorer.model.logprob("we went home"), abs=1e-4)
+
+
+@pytest.mark.parametrize(("spelled", "written"), [(str.upper, str.lower), (str.lower, str.upper), (str.lower, str)])
+def test_words_in_the_other_letter_case_are_those_of_the_model(recipe, tmp_path, spelled, written):
+    texts = [written(text) for text in ("the cat sat", "the cat ran")]
+    tokenizer = WithEnd(LetterTokenizer(["<unk>", "|", *spelled("acehnrst")], "|", [], "<unk>"))
+    scorer = WordScorer(read_arpa(made(recipe, tmp_path, texts, 2)), tokenizer)
+    for text in (*texts, written("the cat can")):
+        steps = credited(scorer, [*tokenizer.encode(spelled(text)), tokenizer.eos_id])
+        assert sum(steps) == pytest.approx(scorer.model.logprob(text), abs=1e-4)
+    foreign = read_arpa(made(recipe, tmp_path, ["мир", "дом"], 2))
+    with pytest.raises(CheckpointError, match="the recogniser's tokens spell 0 of its 2"):
+        WordScorer(foreign, tokenizer)
 
 
 def test_tokens_that_cannot_be_words_are_refused(scorer):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from unicodedata import category
+from unicodedata import category, normalize
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,8 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+ZWNJ, ZWJ, DIVIDER = "\u200c", "\u200d", "\u200b"  # the last divides words (Thai, Khmer)
+INSIDE = f"'{ZWNJ}{ZWJ}"
 
 
 class SpeechFrames(NamedTuple):
@@ -33,9 +35,12 @@ class SpeechFrames(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Normalize a transcript: lower case, letters with their marks, digits and apostrophes, single spaces."""
-    kept = "".join(c if category(c)[0] in "LMN" or c == "'" else " " for c in text.replace("’", "'").lower())
-    return " ".join(kept.split())
+    """Normalize a transcript: lower case, composed letters with their marks, digits and apostrophes, single spaces.
+    Joiners stay inside of words, where they are spelling (Persian, Sinhala); other invisible characters go."""
+    text = normalize("NFC", text.replace("’", "'").replace(DIVIDER, " ").lower())
+    kept = "".join(c if category(c)[0] in "LMN" or c in INSIDE else "" if category(c) == "Cf" else " " for c in text)
+    words = (word.lstrip(ZWNJ + ZWJ).rstrip(ZWNJ) for word in kept.split())  # Malayalam ends words with a ZWJ
+    return " ".join(filter(None, words))
 
 
 def transcript_ids(tokenizer: Tokenizer, text: str) -> list[int]:
