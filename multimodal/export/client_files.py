@@ -1,4 +1,4 @@
-"""Files of a client beside the graphs: settings, `tokenizer.json`, mel filters and a program of 70 lines."""
+"""Files of a client beside the graphs: settings, `tokenizer.json`, mel filters and a program of about 80 lines."""
 
 import json
 import math
@@ -91,9 +91,13 @@ def _image_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     if (tokenizer := checkpoint.tokenizer) is None:
         return made
     templates = checkpoint.card.get("templates", "clip7")
-    known = isinstance(templates, dict)  # prompts of the labels that the model knows
+    if isinstance(templates, dict):  # prompts of each label
+        labels = [label.strip() for label in templates]
+        prompts: Any = dict(zip(labels, prompts_of(labels, templates), strict=True))
+    else:
+        prompts = prompts_of(["{}"], templates)[0]
     length = 0 if padding_is_free(model.config) else tokenizer.length_in(model.config.text.context)
-    return made | {"templates": ["{}"] if known else prompts_of(["{}"], templates)[0], "length": length}
+    return made | {"templates": prompts, "length": length}
 
 
 def _plain(record: Preprocessing) -> bool:

@@ -19,6 +19,10 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 
 Axes = dict[int, str]  # names of dimensions of any size
+BY_TEXT = ("pooled", "classes", "sentence_embedding")
+# names of the logits of several heads, BERT's as in transformers; those of one head are `logits`
+LOGITS = {"words": "prediction_logits", "classes": "seq_relationship_logits", "tags": "tag_logits",
+          "replaced": "replaced_logits"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,17 @@ class TextEncoding(nn.Module):
     """States of texts, the outputs of the heads that the model has, and with `pooling` one vector of each text. Rows
     are padded on the right."""
 
-    BY_TOKEN = ("last_hidden_state", "logits", "tags", "spans", "replaced")
-
     def __init__(self, model: TextTransformer, pooling: str | None = None):
         super().__init__()
         self.model, self.pooling, config = model, pooling, model.config
-        heads = {"logits": config.tied is not None, "pooled": config.pool, "classes": config.classes,
-                 "tags": config.tags, "spans": config.spans, "replaced": config.detect,
-                 "sentence_embedding": pooling}  # fmt: skip
-        self.outputs = ("last_hidden_state", *(name for name, kept in heads.items() if kept))
+        heads = {"pooled": config.pool and not config.classes, "words": config.tied is not None,
+                 "classes": config.classes, "tags": config.tags, "replaced": config.detect, "starts": config.spans,
+                 "ends": config.spans, "sentence_embedding": pooling}  # fmt: skip
+        self.parts = ("states", *(part for part, kept in heads.items() if kept))
+        one = sum(part in LOGITS for part in self.parts) == 1
+        names = {"states": "last_hidden_state", "pooled": "pooler_output", "starts": "start_logits",
+                 "ends": "end_logits"} | (dict.fromkeys(LOGITS, "logits") if one else LOGITS)  # fmt: skip
+        self.outputs = {names.get(part, part): part not in BY_TEXT for part in self.parts}  # True: of each token
 
     def forward(
         self, ids: Int[Tensor, "B T"], valid: Int[Tensor, "B T"], segments: Int[Tensor, "B T"] | None = None
@@ -99,16 +105,17 @@ class TextEncoding(nn.Module):
             mask = mask & (relative_distances(ids.shape[1], ids.shape[1]) <= 0)
         states = model.states(ids, valid=valid, mask=mask, segments=segments)
         made = {
-            "last_hidden_state": lambda: states,
-            "logits": lambda: model.logits(states),
+            "states": lambda: states,
+            "words": lambda: model.logits(states),
             "pooled": lambda: model.pooled(states),
             "classes": lambda: model.classes(model.pooled(states)),
             "tags": lambda: model.tags(states),
-            "spans": lambda: model.spans(states),
             "replaced": lambda: model.detect(states),
+            "starts": lambda: model.spans(states)[..., 0],
+            "ends": lambda: model.spans(states)[..., 1],
             "sentence_embedding": lambda: self._vector(states, valid),
         }
-        return tuple(made[name]() for name in self.outputs)
+        return tuple(made[part]() for part in self.parts)
 
     def _vector(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B E"]:
         """As `multimodal.embed` pools, not yet normalized."""

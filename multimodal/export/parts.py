@@ -97,11 +97,10 @@ def text(checkpoint: Checkpoint) -> list[Graph]:
     module = TextEncoding(model, checkpoint.card.get("pooling"))
     shape = (ROWS, SOURCE)
     inputs = {"input_ids": torch.zeros(shape, dtype=torch.long), "attention_mask": valid_of(shape)}
-    if model.config.segments:
+    if model.config.segments > 1:  # RoBERTa has one, which needs no ids
         inputs["token_type_ids"] = torch.zeros(shape, dtype=torch.long)
-    axes = {**dict.fromkeys(inputs, TEXT), **{name: TEXT if name in module.BY_TOKEN else BATCH
-                                             for name in module.outputs}}  # fmt: skip
-    return [Graph("model", module, inputs, module.outputs, axes)]
+    axes = dict.fromkeys(inputs, TEXT) | {name: TEXT if each else BATCH for name, each in module.outputs.items()}
+    return [Graph("model", module, inputs, tuple(module.outputs), axes)]
 
 
 def whisper(checkpoint: Checkpoint) -> list[Graph]:

@@ -328,7 +328,10 @@ def test_folders_without_one_weights_file_are_refused(tmp_path):
 def test_a_folder_of_an_adapter_is_told_to_be_merged(tmp_path):
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(CheckpointError, match=r"holds a PEFT adapter \(adapter_config.json\) .* merge the two first"):
+    with pytest.raises(CheckpointError, match=r"adapter \(adapter_config.json\) without its model; merge"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"adapter \(adapter_config.json\) beside the model; merge"):
         load(tmp_path)
 
 

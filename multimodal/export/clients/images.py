@@ -33,12 +33,20 @@ class ImageClient:
         rgb = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255
         return ((rgb - np.float32(own["mean"])) / np.float32(own["std"])).transpose(2, 0, 1)[None]
 
+    def prompts(self, label):
+        templates = self.own["templates"]
+        if isinstance(templates, list):
+            return [template.replace("{}", label) for template in templates]
+        if label not in templates:
+            raise ValueError(f"expected labels among {', '.join(templates)[:200]} (got {label!r})")
+        return templates[label]
+
     def vector(self, label):
         """The mean of the label's prompts, cut to the context."""
         own, vectors = self.own, []
         room = own["context"] - len(own["before"] + own["after"])
-        for template in own["templates"]:
-            ids = self.tokens.encode(template.replace("{}", label), add_special_tokens=False).ids
+        for prompt in self.prompts(label):
+            ids = self.tokens.encode(prompt, add_special_tokens=False).ids
             if len(ids) > room:
                 print(f"label {label[:40]!r} is cut to {own['context']} tokens", file=sys.stderr)
             ids = own["before"] + ids[:room] + own["after"]
@@ -47,7 +55,9 @@ class ImageClient:
         return np.mean(vectors, 0) / np.linalg.norm(np.mean(vectors, 0))
 
     def classify(self, path, labels=()):
-        inputs = {"pixel_values": self.pixels(path)}
+        labels, inputs = [label.strip() for label in labels], {"pixel_values": self.pixels(path)}
+        if not all(labels) or len(set(labels)) < len(labels):
+            raise ValueError(f"expected labels that differ, none of them empty (got {labels})")
         if "model.onnx" in self.graphs:
             logits, labels = self.run("model.onnx", inputs)[0], self.own["labels"]
         else:
@@ -61,5 +71,12 @@ class ImageClient:
 
 
 if __name__ == "__main__":
-    for name, score in ImageClient(Path(__file__).parent).classify(sys.argv[1], sys.argv[2:]).items():
-        print(f"{score:.4f} {name}")
+    client = ImageClient(Path(__file__).parent)
+    if len(sys.argv) < 2 or (len(sys.argv) > 2) == ("labels" in client.own):
+        print("usage: client.py IMAGE" + " LABEL ..." * ("labels" not in client.own), file=sys.stderr)
+        sys.exit(2)
+    try:
+        for name, score in client.classify(sys.argv[1], sys.argv[2:]).items():
+            print(f"{score:.4f} {name}")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow raises
+        sys.exit(f"{sys.argv[1]}: {error}")

@@ -42,12 +42,15 @@ class TextClient:
         return self.write(self.own["before"] + self.tokens.encode(text, add_special_tokens=False).ids, most=100)
 
     def transcribe(self, path):
-        with wave.open(str(path)) as file:  # for Whisper no longer than its window
+        with wave.open(str(path)) as file:
             channels, size, rate, count = file.getparams()[:4]
             if (channels, size, rate) != (1, 2, 16000) or not count:
                 got = f"{rate} Hz, {channels} channels, {8 * size} bits, {count} samples"
                 raise ValueError(f"expected a WAV file of 16000 Hz, 1 channel, 16 bits (got {got})")
             heard, own = np.frombuffer(file.readframes(file.getnframes()), np.int16) / 32768, self.own["audio"]
+        if own["frames"] and len(heard) > own["samples"]:
+            most, got = own["samples"] / 16000, len(heard) / 16000
+            raise ValueError(f"expected at most {most:g} seconds, the window of the model (got {got:.2f})")
         samples = np.pad(np.pad(heard, (0, max(0, own["samples"] - len(heard)))), own["edge"], "reflect")
         frames = np.lib.stride_tricks.sliding_window_view(samples, 400)[::160][: own["frames"]] * np.hanning(401)[:-1]
         log = np.log(np.maximum(abs(np.fft.rfft(frames, own["fft"])) ** 2 @ self.filters.T, own["floor"]))
@@ -55,14 +58,16 @@ class TextClient:
         mel[:, max(len(heard) // 160, 1) :] = 0
         if "prompt" in self.own:
             return self.write(self.own["prompt"], self.run("encoder_model.onnx", {"input_features": mel.mT})).strip()
-        best = self.run("model.onnx", {"input_features": mel, "lengths": np.array([mel.shape[1]])})["logits"][0].argmax(
-            1
-        )
+        logits = self.run("model.onnx", {"input_features": mel, "lengths": np.array([mel.shape[1]])})["logits"]
+        best = logits[0].argmax(1)
         return self.tokens.decode(best[(best != np.append(-1, best[:-1])) & (best != self.own["blank"])]).strip()
 
 
 if __name__ == "__main__":
     client = TextClient(Path(__file__).parent)
+    if len(sys.argv) != 2:
+        print("usage: client.py " + ("TEXT" if client.filters is None else "SOUND.wav"), file=sys.stderr)
+        sys.exit(2)
     try:
         print(sys.argv[1] + client.complete(sys.argv[1]) if client.filters is None else client.transcribe(sys.argv[1]))
     except (ValueError, EOFError, OSError, wave.Error) as error:

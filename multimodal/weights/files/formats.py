@@ -37,9 +37,11 @@ def is_pickled(path: Path) -> bool:
 
 def find_weights(folder: Path) -> Path:
     """The weights file of a folder, or the index of its shards; safetensors first. Raises CheckpointError when there
-    are none, several that are not shards of one model, or an adapter's."""
-    if (folder / ADAPTER).is_file() and not any((folder / name).is_file() for name in (*SAFE_NAMES, *PICKLED_NAMES)):
-        raise CheckpointError(f"{folder}: holds a PEFT adapter ({ADAPTER}) without its model; merge the two first")
+    are none, several that are not shards of one model, or an adapter."""
+    if (folder / ADAPTER).is_file():  # transformers adds it to a model that lies beside it
+        beside = any((folder / name).is_file() for name in (*SAFE_NAMES, *PICKLED_NAMES))
+        place = "beside the" if beside else "without its"
+        raise CheckpointError(f"{folder}: holds a PEFT adapter ({ADAPTER}) {place} model; merge the two first")
     for names, suffixes in ((SAFE_NAMES, (".safetensors",)), (PICKLED_NAMES, PICKLED), ((), FOREIGN)):
         for name in names:
             if (folder / name).is_file():

@@ -10,7 +10,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
-from tests.helpers.references import speech
+from tests.helpers.references import encoders, speech
 from tests.helpers.tiny import ALL, made
 
 DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
@@ -70,6 +70,26 @@ def test_a_recognizer_has_the_columns_of_transformers_and_they_are_named(name, b
     named = [*letters[:blank], "<pad>", *letters[blank:]]
     settings = {"blank": blank, "vocabulary": named, "clean_up_tokenization_spaces": blank == 3}
     assert write_client(source, tmp_path) == settings
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["BERT", "BERT, masked", "BERT, classes", "BERT, encoder", "BERT, tags",
+                                  "RoBERTa, answers", "RoBERTa, encoder", "ELECTRA, discriminator"])  # fmt: skip
+def test_an_encoder_has_the_inputs_and_outputs_of_transformers(name):
+    reference = encoders.case(name)
+    own = families()[reference.family].load(reference.tensors, reference.config, "file")
+    (graph,) = graphs_of(Checkpoint(own.model, source=name))
+    inputs = {"input_ids": torch.randint(4, 40, (2, 7)), "attention_mask": VALID.flip(1)}
+    inputs |= {"token_type_ids": torch.randint(2, (2, 7))} if reference.segments else {}
+    assert list(graph.inputs) == list(inputs)
+    wanted = reference.reference(**inputs, output_hidden_states=True)
+    wanted = {"last_hidden_state": wanted.hidden_states[-1]} | {
+        key: value for key, value in wanted.items() if isinstance(value, torch.Tensor)}  # fmt: skip
+    found = dict(zip(graph.outputs, graph.module(*inputs.values()), strict=True))
+    assert found.keys() == wanted.keys()
+    for key, value in found.items():
+        kept = inputs["attention_mask"].bool() if 1 in graph.axes[key] else ...
+        assert torch.allclose(value[kept], wanted[key][kept], atol=1e-5), key
 
 
 @pytest.mark.parametrize(("name", "cause"), REFUSED.items())

@@ -4,6 +4,8 @@ import ast
 import json
 import runpy
 import shutil
+import subprocess
+import sys
 import wave
 from dataclasses import replace
 from pathlib import Path
@@ -39,11 +41,16 @@ def client_of(folder: Path):
     return next(names[name] for name in ("TextClient", "ImageClient") if name in names)(folder)
 
 
+def program(folder: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder / "client.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
 @pytest.mark.ci
 def test_the_clients_are_short_and_import_no_torch():
     for path in Path(clients.__file__).parent.glob("[!_]*.py"):
         text = path.read_text()
-        assert len(text.splitlines()) <= 70
+        assert len(text.splitlines()) <= 85
         modules = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
         imported = {(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name) for node in modules}
         assert imported <= {"json", "sys", "wave", "pathlib", "numpy", "onnxruntime", "PIL", "tokenizers"}
@@ -79,6 +86,12 @@ def test_a_recognizer_hears_the_same_text(tmp_path):
     assert client_of(tmp_path / "out").transcribe(tmp_path / "a.wav") == BYTES.decode(heard.ids).strip()
     with pytest.raises(ValueError, match=r"of 16000 Hz, 1 channel, 16 bits \(got 8000 Hz, 1 channels, 16 bits, 12000"):
         client_of(tmp_path / "out").transcribe(tmp_path / "other.wav")
+    ended = program(tmp_path / "out")
+    assert (ended.returncode, ended.stderr) == (2, "usage: client.py SOUND.wav\n")
+    client = client_of(tmp_path / "out")
+    client.own["audio"] |= {"frames": 50, "samples": 8000}  # as Whisper's, which has a window
+    with pytest.raises(ValueError, match=r"expected at most 0.5 seconds, the window of the model \(got 0.75\)"):
+        client.transcribe(tmp_path / "a.wav")
 
 
 @pytest.mark.ci
@@ -105,10 +118,13 @@ def test_settings_suffice_for_a_model_without_a_client(model, tmp_path):
 
 
 @pytest.mark.ci
-def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path, capsys):
+@pytest.mark.parametrize("by_label", [False, True])
+def test_a_clip_gives_the_same_classification_and_int8_a_near_one(by_label, tmp_path, capsys):
     config = replace(CLIPS["softmax"], eos_id=BYTES.eos_id)
     config = replace(config, text=replace(config.text, vocabulary=IDS, context=40))
-    save_folder(Checkpoint(randomized(CLIP(config)), BYTES, RECORD), tmp_path / "model")
+    labels = ["a dog" * 9, "cat"]
+    card = {"templates": {labels[0]: ["{} sits", "{} runs"], "cat ": ["it is a feline"]}} if by_label else {}
+    save_folder(Checkpoint(randomized(CLIP(config)), BYTES, RECORD, card=card), tmp_path / "model")
     Image.effect_noise((50, 31), 90).convert("RGB").save(tmp_path / "a.png")
     samples = np.random.default_rng(0).integers(0, 256, (31, 50, 4), np.uint8)
     Image.fromarray(samples).save(tmp_path / "alpha.png")
@@ -116,7 +132,7 @@ def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path, caps
     turned = Image.Exif()
     turned[0x112] = 6
     Image.fromarray(samples[..., :3]).save(tmp_path / "turned.png", exif=turned)
-    labels, files = ["a dog" * 9, "cat"], sorted(map(str, tmp_path.glob("*.png")))
+    files = sorted(map(str, tmp_path.glob("*.png")))
     with pytest.warns(UserWarning, match="cut to 40 tokens"):
         found = multimodal.classify(files, labels=labels, model=str(tmp_path / "model"))
     expected = [{one["label"]: one["score"] for one in result["scores"]} for result in found]
@@ -128,8 +144,22 @@ def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path, caps
     for store, far in (("float32", 1e-5), ("int8", 0.1)):
         client = client_of(tmp_path / store)
         for path, scores in zip(files, expected, strict=True):
-            assert client.classify(path, labels) == pytest.approx(scores, abs=far)
+            assert client.classify(path, [f" {label}" for label in labels]) == pytest.approx(scores, abs=far)
         assert "is cut to 40 tokens" in capsys.readouterr().err
+    for wrong in (["cat", ""], ["cat", "cat "]):
+        with pytest.raises(ValueError, match="expected labels that differ, none of them empty"):
+            client.classify(files[0], wrong)
+    if by_label:
+        with pytest.raises(ValueError, match=r"expected labels among .*, cat \(got 'cow'\)"):
+            client.classify(files[0], ["cow"])
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "short.png").write_bytes(whole[: len(whole) // 2])
+    wrong = ((2, [], "usage: client.py IMAGE LABEL"), (2, [files[0]], "usage"), (1, ["no.png", "cat"], "No such file"),
+             (1, ["short.png", "cat"], "truncated"))  # fmt: skip
+    for code, arguments, says in wrong:
+        ended = program(tmp_path / "float32", *arguments, cwd=tmp_path)
+        assert (ended.returncode, ended.stderr.count("\n")) == (code, 1)
+        assert says in ended.stderr
 
 
 @pytest.mark.ci
