@@ -8,6 +8,8 @@ import bisect
 import json
 import math
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +33,7 @@ MEDIA = IMAGES | SOUNDS
 PATHS = ("audio_filepath", "file_name", "filepath", "image", "path", "file")
 TEXTS = ("text", "transcription", "transcript", "sentence", "captions", "caption", "title", "raw_text")
 LABELS = ("label", "class")
-ROWS = 2  # version of `_packed_shard`: an index by another is made again
+ROWS = 3  # version of `_packed_shard`: an index by another is made again
 SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
 
 
@@ -55,7 +57,7 @@ class ListColumns:
         fault = f"a text is not a string ({wrong[0]!r})" if wrong else ""
         if isinstance(label, float) and label.is_integer():  # 1.0 is the class of 1
             label = int(label)
-        if not isinstance(label, str | int | None):
+        if isinstance(label, bool) or not isinstance(label, str | int | None):
             return None, [], f"a label is not a string or a whole number ({label!r:.40})"
         return None if label is None else str(label).strip() or None, texts if not fault else [], fault
 
@@ -304,18 +306,30 @@ def _local(part: str, cache: Path | None) -> Path:
 
 def _folder_rows(folder: Path) -> Iterator[SourceRow]:
     """Yield images and audio files by class folder, or unlabelled ones of a folder without folders. Other files are
-    skipped, as in torchvision's ImageFolder."""
-    links, unlisted = Links(str(folder)), list[OSError]()
+    skipped, as in torchvision's ImageFolder; warns of images and audio files beside class folders and of empty ones."""
+    links, unlisted, counts = Links(str(folder)), list[OSError](), Counter[str]()
     inner = sorted(p for p in folder.iterdir() if os.path.isdir(p) and not p.name.startswith((".", "__MACOSX")))
     inner = [p for p in inner if not p.is_symlink() or links.follows(str(p))]
     if inner and {p.name.lower() for p in inner} <= SPLITS:
         raise DataError(f"{folder}: holds the splits {', '.join(p.name for p in inner)}: name one of them")
     for place in inner or [folder]:
         for path in walk(str(place), MEDIA, unlisted.append, links):
+            counts[place.name] += 1
             yield SourceRow(path, path, place.name if inner else None)
     links.warn()
+    if inner:
+        empty = [p.name for p in inner if not counts[p.name] and not unlisted]
+        loose = [p.name for p in folder.iterdir() if p.suffix.lower() in MEDIA and p.name[0] != "." and p.is_file()]
+        _warn_of_left(folder, "class folders without images or audio files", empty)
+        _warn_of_left(folder, "images or audio files beside class folders, left out", sorted(loose))
     for error in unlisted:
         yield SourceRow(error.filename, fault=f"a folder that cannot be listed ({error.strerror})")
+
+
+def _warn_of_left(folder: Path, what: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        warnings.warn(f"{folder}: {what}: {', '.join(names[:3])}{more}", stacklevel=3)
 
 
 def _list_row(line: Line, base: str, columns: ListColumns, trust: Trust) -> SourceRow:
@@ -325,7 +339,8 @@ def _list_row(line: Line, base: str, columns: ListColumns, trust: Trust) -> Sour
     path = columns.path(values)
     if not isinstance(path, str) or not path:
         names = columns.path_column or " or ".join(PATHS)
-        return SourceRow("", fault=f"no {names}{'' if path is None else f' ({path!r})'}", place=line.number)
+        got = f"columns: {', '.join(values):.80}" if path is None else repr(path)
+        return SourceRow("", fault=f"no {names} ({got})", place=line.number)
     media, refused = trust.placed(path, base)
     if refused:
         return SourceRow(path, fault=refused, place=line.number)

@@ -354,23 +354,6 @@ def test_names_what_it_cannot_read(tmp_path):
         LabelledImageSource([str(tmp_path / "c.jsonl")], {}, 32).read(0)
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        (b'{"id": "dog", "names": "hound"}', "names is no list of texts"),  # was the class "h"
-        (b'{"id": "dog", "names": [""]}', "names is no list of texts"),
-        (b'{"id": "dog", "names": ["a"], "hypernyms": [1]}', "hypernyms is no list of texts"),
-        (b"\xff\xd8\xff", "not UTF-8"), (b"\n", "empty"),
-    ],
-)  # fmt: skip
-def test_a_file_that_names_no_classes_is_refused(tmp_path, content, cause):
-    (tmp_path / "classes.jsonl").write_bytes(content)
-    with pytest.raises(UsageError, match=rf"classes\.jsonl.*{cause}"):
-        class_names([tmp_path / "classes.jsonl"])
-    with pytest.raises(UsageError, match="not a regular file"):
-        class_names([tmp_path])
-
-
 def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("multimodal.train.recipe_cli.write_logs", lambda *names: None)
 

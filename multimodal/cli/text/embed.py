@@ -38,7 +38,8 @@ def add_flags(p: Parser) -> None:
     p.usage = "%(prog)s (TEXT [TEXT ...] | --file FILE | --images IMAGE [IMAGE ...]) [flags]"
     p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
-    p.add_argument("--file", metavar="FILE", help="one text per line, also of .jsonl or .csv (UTF-8; - for stdin)")
+    p.add_argument("--file", metavar="FILE", help="one text per line, a line of .jsonl or .csv as it stands (UTF-8; - "
+                   "for stdin)")  # fmt: skip
     p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs; a video is an image for "
                    "each sampled frame")  # fmt: skip
     p.add_argument("--output", "-o", metavar="FILE", help="default: stdout")

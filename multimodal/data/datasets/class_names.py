@@ -140,18 +140,22 @@ def speaks_of(caption: str, concepts: Iterable[Concept]) -> bool:
 
 def class_names(files: Iterable[Path], sources: Iterable[str | Path] = ()) -> dict[str, Concept]:
     """Read concepts by class id (key `id` or `wnid`) from JSON lines with `names`, optional `hypernyms` and `gloss`:
-    `files`, then a `classes.jsonl` in or beside each source. A repeated class keeps its first names and all
-    hypernyms."""
+    `files`, then a `classes.jsonl` in or beside each source. A class of several files keeps its first names and all
+    hypernyms. Raises UsageError for one that a file repeats."""
     beside = [place / "classes.jsonl" for source in sources for place in (Path(source), Path(source).parent)]
     found: dict[str, Concept] = {}
     for path in dict.fromkeys([*files, *filter(Path.is_file, beside)]):
         lines = read_text_lines(path, "class names")
         if not any(map(str.strip, lines)):
             raise UsageError(f"{path}: names no classes (it is empty)")
+        own: dict[str, Concept] = {}
         for number, line in enumerate(lines, 1):
             if line.strip():
                 identity, concept = _class(line, f"{path} line {number}")
-                found[identity] = concept.extended(found.get(identity))
+                if identity in own:
+                    raise UsageError(f"{path} line {number}: repeats the class {identity!r}")
+                own[identity] = concept
+        found |= {identity: concept.extended(found.get(identity)) for identity, concept in own.items()}
     return {identity: concept for identity, concept in found.items() if concept.names}
 
 
@@ -178,7 +182,10 @@ def evenly(items: Sequence[Any], count: int | None) -> Sequence[Any]:
 def class_labels(source: Source, where: object, least: int = 2) -> tuple[str, ...]:
     """Return the sorted class ids of a source. Raises DataError for a source with fewer than `least`."""
     if not source.labels:
-        raise DataError(f"{where}: its items have no classes (a folder a class, .cls members or a label column)")
+        columns = f"; columns: {', '.join(fields):.80}" if (fields := source.row(0).fields) else ""
+        raise DataError(
+            f"{where}: its items have no classes (a folder a class, .cls members or a label column{columns})"
+        )
     if len(source.labels) < least:
         raise DataError(f"{where}: has the class {source.labels[0]!r} alone, and classification needs {least}")
     return source.labels

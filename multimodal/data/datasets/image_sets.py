@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from multimodal.data.datasets.images import named_concept
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, Source, open_source
 from multimodal.errors import DataError, UsageError
+
+SHOWN = 3  # pairs of class and label in a warning
 
 
 @dataclass(frozen=True)
@@ -117,23 +120,28 @@ def listed_classes(
     its id, with spaces for underscores, ignoring case.
 
     With `by_place`, if no class is found by name: ids that are integers are positions from 0; otherwise, with as many
-    labels as classes, labels follow the sorted ids, as torchvision numbers folders. Raises UsageError if neither
-    works."""
+    labels as classes, labels follow the sorted ids, as torchvision numbers folders; warns of either. Raises UsageError
+    if neither works."""
     places = {label.casefold(): number for number, label in reversed(list(enumerate(labels)))}
     found: dict[str, int] = {}
     for identity in images.ids:
         names = (*(known[identity].names if identity in known else ()), identity, identity.replace("_", " "))
         if spelt := [name.casefold() for name in names if name.casefold() in places]:
             found[identity] = places[spelt[0]]
-    if not found and by_place and all(identity.isdecimal() for identity in images.ids):
+    by_place = by_place and not found
+    if by_place and all(identity.isdecimal() for identity in images.ids):
         found = {identity: int(identity) for identity in images.ids if int(identity) < len(labels)}
-    elif not found and by_place and len(labels) == len(images.ids):
+    elif by_place and len(labels) == len(images.ids):
         found = {identity: number for number, identity in enumerate(sorted(images.ids))}
     if unknown := [identity for identity in images.ids if identity not in found]:
         raise UsageError(
             f"{where}: none of its {len(labels)} labels is for the class {unknown[0]!r} of {images.where} "
             f"({len(unknown)} of {len(images.ids)} classes have none)"
         )
+    if by_place:
+        pairs = [f"{identity} = {labels[number]!r}" for identity, number in islice(found.items(), SHOWN)]
+        more = ", …" if len(found) > SHOWN else ""
+        warnings.warn(f"{where}: labels are matched to classes by order: {', '.join(pairs)}{more}", stacklevel=2)
     return ClassNames(list(labels), found)
 
 

@@ -4,7 +4,6 @@ from multimodal.inference.options import BatchOptions
 from multimodal.system.options import option
 from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
-
 RECALL = 0.95
 
 

@@ -96,6 +96,7 @@ def test_training_and_the_command_measure_the_same_accuracy(capsys, models, imag
     assert figures["top1"] == pytest.approx(made["acc1"], abs=1e-4)
 
 
+@pytest.mark.filterwarnings("always:.*matched to classes by order")
 def test_names_of_classes_come_from_a_table_or_a_list(capsys, models, images, tmp_path):
     common = ["zeroshot", images, "-m", models / "clip"]
     rows = [{"id": f"{name}_square", "names": [f"the {name} thing"]} for name in COLOURS]
@@ -109,7 +110,10 @@ def test_names_of_classes_come_from_a_table_or_a_list(capsys, models, images, tm
     assert more["per_class"][0] == {**more["per_class"][0], "class": "dog", "images": 0, "recall": None}
     # by place, as torchvision numbers the folders
     (tmp_path / "names.txt").write_text("azure\nlime\ncrimson\nlemon\n")
-    placed = evaluated(capsys, *common, "--labels_file", tmp_path / "names.txt")
+    code, out, err = run(capsys, "evaluate", *common, "--labels_file", tmp_path / "names.txt", "--format", "json")
+    assert "by order: blue_square = 'azure', green_square = 'lime', red_square = 'crimson', …" in err
+    assert (code, err.count("\n")) == (0, 1)
+    placed = json.loads(out)
     assert [row["class"] for row in placed["per_class"]] == ["azure", "lime", "crimson", "lemon"]
     assert [row["images"] for row in placed["per_class"]] == [6] * 4
     assert placed["acc1"] != plain["acc1"] or placed["per_class"] != plain["per_class"]

@@ -283,8 +283,13 @@ def test_labels_of_a_list_are_found_by_name_then_by_place(ids, labels, numbers, 
     source = open_images(lines(tmp_path / "a.jsonl", [{"path": f"{i}.png", "label": i} for i in ids]))
     known = {"n1": Concept(("dog", "hound")), "n2": Concept(("cat",))}
     if isinstance(numbers, dict):
-        made = listed_classes(source, known, labels, "names.txt")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made = listed_classes(source, known, labels, "names.txt")
         assert (made.names, made.numbers) == (labels, numbers)
+        pairs = {"b": "C = 'first', a = 'second', b = 'third'", "2": "2 = 'name 2', 10 = 'name 10', 0 = 'name 0'"}
+        by_order = [f"names.txt: labels are matched to classes by order: {pairs[ids[0]]}"] if ids[0] in pairs else []
+        assert [str(one.message) for one in caught] == by_order
     else:
         with pytest.raises(UsageError, match=numbers):
             listed_classes(source, known, labels, "names.txt")

@@ -1,0 +1,48 @@
+"""Classes of sources and their names: what is refused, and what is left out and named."""
+
+import pytest
+
+from multimodal.data.datasets.class_names import class_labels, class_names
+from multimodal.data.sources import open_source
+from multimodal.errors import DataError, UsageError
+from tests.helpers.data import sets
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b'{"id": "dog", "names": "hound"}', "names is no list of texts"),  # was the class "h"
+        (b'{"id": "dog", "names": [""]}', "names is no list of texts"),
+        (b'{"id": "dog", "names": ["a"], "hypernyms": [1]}', "hypernyms is no list of texts"),
+        (b"\xff\xd8\xff", "not UTF-8"), (b"\n", "empty"),
+        (b'{"id": "dog", "names": ["a"]}\n{"id": "dog", "names": ["b"]}', "line 2: repeats the class 'dog'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_names_no_classes_is_refused(tmp_path, content, cause):
+    (tmp_path / "classes.jsonl").write_bytes(content)
+    with pytest.raises(UsageError, match=rf"classes\.jsonl.*{cause}"):
+        class_names([tmp_path / "classes.jsonl"])
+    with pytest.raises(UsageError, match="not a regular file"):
+        class_names([tmp_path])
+
+
+def test_files_beside_classes_and_empty_classes_are_named(tmp_path):
+    data = sets.folder(tmp_path, range(10, 13))
+    for name in ("e.png", "d.png", "c.png", "b.wav", "README.md", ".a.png"):
+        (data / name).write_bytes(b"")
+    (data / "class9").mkdir()
+    (data / "class9" / "notes.txt").write_text("")
+    with pytest.warns(UserWarning, match="class folders") as caught:
+        assert open_source(data).labels == ("class0", "class1", "class2")
+    assert [str(one.message).removeprefix(f"{data}: ") for one in caught] == [
+        "class folders without images or audio files: class9",
+        "images or audio files beside class folders, left out: b.wav, c.png, d.png and 1 more",
+    ]
+
+
+def test_columns_of_other_names_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"no audio_filepath or .* or file \(columns: Image, Label\)"):
+        open_source(sets.lines(tmp_path / "a.jsonl", [{"Image": "a.png", "Label": "x"}]))
+    source = open_source(sets.lines(tmp_path / "b.jsonl", [{"image": "a.png", "Label": "x"}]))
+    with pytest.raises(DataError, match=r"have no classes .* label column; columns: image, Label\)"):
+        class_labels(source, "b.jsonl")
