@@ -1,7 +1,10 @@
 """GGUF files for llama.cpp through the `gguf` library: a decoder's configuration, tensors and vocabulary. Each is read
 again before it takes its place."""
 
+import errno
+import os
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +80,14 @@ def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors,
             kind = gguf.GGMLQuantizationType[TYPES[store] if fits else "F32"]
             theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
             out.add_tensor(theirs, gguf.quants.quantize(own, kind), raw_dtype=kind)
-        out.write_header_to_file()
-        out.write_kv_data_to_file()
-        out.write_tensors_to_file()
-        out.close()
+        try:
+            with closing(out):
+                out.write_header_to_file()
+                out.write_kv_data_to_file()
+                out.write_tensors_to_file()
+        except OSError as error:  # numpy's, which counts elements, has no number
+            number = error.errno or errno.ENOSPC
+            raise OSError(number, os.strerror(number), str(target)) from None
         try:
             read = gguf_checkpoint(Path(file.name), families)
         except CheckpointError as error:

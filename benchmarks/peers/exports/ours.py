@@ -34,7 +34,7 @@ def prepare(folder: Path, device: str, name: str, tiny: bool = False, size: int 
         model = TextTransformer(_short(config) if tiny else config)
         inputs = {"input_ids": torch.randint(3, 900, (size, length))}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        inputs |= {"token_type_ids": torch.zeros_like(inputs["input_ids"])} if config.segments else {}
+        inputs |= {"token_type_ids": torch.zeros_like(inputs["input_ids"])} if config.segments > 1 else {}
     save_folder(Checkpoint(model.eval()), folder / "model")
     export(folder / "model", folder / "float32")
     shutil.copytree(folder / "float32", folder / "int8")

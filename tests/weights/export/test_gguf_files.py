@@ -69,6 +69,22 @@ def test_tokens_that_a_chat_begins_and_ends_with_come_back(tmp_path):
     assert set(end_ids(read)) >= {tokenizer.control_names[name] for name in ends}
 
 
+def test_a_full_disk_is_named_and_ends_of_a_search_come_back(tmp_path, monkeypatch):
+    """numpy's error of a short write has no number. An end may be an ordinary token."""
+    card = {"generation": {"eos_token_id": [40]}}
+    save_folder(Checkpoint(llama(), BYTES, card=card), tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "model.gguf", to="gguf")
+    assert set(end_ids(load(tmp_path / "model.gguf"))) == {BYTES.eos_id, 40}
+
+    def full(*_: object) -> None:
+        raise OSError("11008 requested and 808 written")
+
+    monkeypatch.setattr("gguf.GGUFWriter.write_tensors_to_file", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*full\.gguf'"):
+        export(tmp_path / "model", tmp_path / "full.gguf", to="gguf")
+    assert not list(tmp_path.glob("full*"))
+
+
 def test_a_refusal_names_what_is_lost_and_no_number_that_was_rounded():
     own = {"eps": 1e-6, "theta": 2e4, "yarn": {"factor": 2}, "width": 8}
     read = {"eps": 9.999999974752427e-07, "theta": 1e4, "yarn": None, "width": 8}

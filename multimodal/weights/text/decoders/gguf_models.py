@@ -61,6 +61,9 @@ def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) ->
     made = family.load(renamed, config, str(path))
     tokenizer = gguf_tokenizer(path, fields, made.model.config.vocabulary, made.model.config.context)
     card = made.card | {"format": f"gguf ({family.name})"}
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if ordinary := [i for i in ends if type(i) is int and i not in tokenizer.control_names.values()]:
+        card["generation"] = {"eos_token_id": ordinary}
     return Checkpoint(made.model, tokenizer, None, str(path), card, chat=_chat(fields, tokenizer))
 
 
