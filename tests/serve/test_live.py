@@ -175,7 +175,7 @@ def append(ask, data: bytes) -> None:
         ({"audio": {"input": [1]}}, "session.audio.input", "[1]"),
         ({"audio": {"input": {"format": "pcm16"}}}, "session.audio.input.format", "'pcm16'"),
         ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, "session.audio.input.format.type", "'audio/pcmu'"),
-        ({"audio": {"input": {"format": {"rate": 7}}}}, "rate", "7"),
+        ({"audio": {"input": {"format": {"rate": 7}}}}, "session.audio.input.format.rate", "7"),
         ({"input_audio_format": "g711_ulaw"}, "session.input_audio_format", "'g711_ulaw'"),
         ({"turn_detection": "server_vad"}, "session.turn_detection", "'server_vad'"),
         ({"turn_detection": {"type": "semantic_vad"}}, "session.turn_detection.type", "'semantic_vad'"),
@@ -189,17 +189,45 @@ def append(ask, data: bytes) -> None:
         ({"turn_detection": {"silence_duration_ms": "500"}}, "session.turn_detection.silence_duration_ms", "'500'"),
         ({"input_audio_transcription": {"model": 5}}, "session.input_audio_transcription.model", "5"),
         ({"input_audio_transcription": {"model": ["a"]}}, "session.input_audio_transcription.model", "['a']"),
-        ({"input_audio_transcription": {"model": "whisper-9"}}, "model", "'whisper-9'"),
-        ({"input_audio_transcription": {"prompt": "names"}}, "prompt", "'names'"),
+        ({"input_audio_transcription": {"model": "whisper-9"}}, "session.input_audio_transcription.model", "whisper-9"),
+        ({"input_audio_transcription": {"prompt": "names"}}, "session.input_audio_transcription.prompt", "'names'"),
+        (
+            {"audio": {"input": {"transcription": {"language": "de"}}}},
+            "session.audio.input.transcription.language",
+            "'de'",
+        ),
+        ({"audio": {"input": {"transcription": None}}}, "session.audio.input.transcription", "None"),
+        ({"input_audio_transcription": None}, "session.input_audio_transcription", "None"),
+        ({"turn_detection": {"threshold": 2}}, "session.turn_detection.threshold", "2"),
+        (
+            {"audio": {"input": {"turn_detection": {"prefix_padding_ms": -1}}}},
+            "session.audio.input.turn_detection.prefix_padding_ms",
+            "-1",
+        ),
+        ({"turn_detection": {"create_response": True}}, "session.turn_detection.create_response", "True"),
+        ({"type": "realtime"}, "session.type", "'realtime'"),
+        ({"instructions": "be brief"}, "session.instructions", "'be brief'"),
     ],
 )
 def test_refused_settings_are_named(served, settings, key, got):
     with session(served) as (ask, take):
-        ask("session.update", session=settings)
+        ask("session.update", session=settings, event_id="event-7")
         error = take()["error"]
-        assert (error["param"], got in error["message"]) == (key, True), error
+        assert (error["param"], got in error["message"], error["event_id"]) == (key, True, "event-7"), error
         ask("transcription_session.update", session={"input_audio_format": "pcm16", "include": []})
         assert take()["session"]["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 24_000}
+
+
+def test_a_session_is_told_as_it_is(served):
+    turns = {"type": "server_vad", "threshold": 0.25, "prefix_padding_ms": 300, "silence_duration_ms": 700}
+    spoken = {"model": "asr-conformer-en", "language": "en", "prompt": None}
+    told = {"format": {"type": "audio/pcm", "rate": 16_000}, "transcription": spoken, "turn_detection": turns}
+    with session(served) as (ask, take):
+        ask("session.update", session={"type": "transcription", "audio": {"input": told}})
+        given = take()["session"]
+        assert given["audio"]["input"] == told
+        ask("session.update", session=given | {"audio": {"input": {"turn_detection": {"silence_duration_ms": 900}}}})
+        assert take()["session"]["audio"]["input"] == told | {"turn_detection": turns | {"silence_duration_ms": 900}}
 
 
 def test_refused_settings_change_nothing(served, expected):

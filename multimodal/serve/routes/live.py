@@ -22,7 +22,7 @@ from multimodal.tasks.transcribe.options import LiveOptions, options_for
 router = APIRouter()
 REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16
 STREAM_OPTIONS = ("model", "rate", "language")
-SILENCE = LiveOptions.declared["silence"]
+SILENCE, PADDING = LiveOptions.declared["silence"], LiveOptions.declared["prefix_padding"]
 
 
 class Socket:
@@ -127,9 +127,9 @@ async def _send_events(own: Socket) -> None:
 
 
 class ClientSettings(BaseModel):
-    """Part of a session.update; keys that are not listed are ignored."""
+    """Part of a session.update."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class FormatSettings(ClientSettings):
@@ -140,6 +140,7 @@ class FormatSettings(ClientSettings):
 class TurnSettings(ClientSettings):
     type: Literal["server_vad"] = "server_vad"
     silence_duration_ms: FiniteFloat | None = Field(default=None, ge=1000 * SILENCE.low, le=1000 * SILENCE.high)
+    prefix_padding_ms: FiniteFloat | None = Field(default=None, ge=1000 * PADDING.low, le=1000 * PADDING.high)
     threshold: FiniteFloat | None = None
 
 
@@ -152,7 +153,7 @@ class TranscriptionSettings(ClientSettings):
 class InputSettings(ClientSettings):
     format: FormatSettings | None = None
     turn_detection: TurnSettings | None = None
-    transcription: TranscriptionSettings | None = None
+    transcription: TranscriptionSettings = None  # null would turn it off
     noise_reduction: None = None
 
 
@@ -163,15 +164,17 @@ class AudioSettings(ClientSettings):
 class SessionSettings(ClientSettings):
     """OpenAI's present form under `audio`, and its earlier one."""
 
+    type: Literal["transcription"] = "transcription"
+    object: Literal["realtime.transcription_session"] | None = None
     audio: AudioSettings | None = None
     input_audio_format: Literal["pcm16"] | None = None
-    input_audio_transcription: TranscriptionSettings | None = None
+    input_audio_transcription: TranscriptionSettings = None
     input_audio_noise_reduction: None = None
     turn_detection: TurnSettings | None = None
     include: list[str] | None = Field(default=None, max_length=0)
 
 
-class SessionUpdate(ClientSettings):
+class SessionUpdate(BaseModel):
     session: SessionSettings | None = None
 
 
@@ -189,20 +192,27 @@ class Realtime:
         self.filled = False  # sound has come since the last commit
 
     def session(self) -> dict[str, Any]:
-        rate = {"type": "audio/pcm", "rate": self.values["rate"]}
-        turns = {"type": "server_vad"} if self.turns else None
-        own = {"format": rate, "transcription": {"model": self.model}, "turn_detection": turns}
+        live, decoding = LiveOptions(**self.values), self.decoding
+        turns = {
+            "type": "server_vad", "threshold": live.threshold, "prefix_padding_ms": round(1000 * live.prefix_padding),
+            "silence_duration_ms": round(1000 * live.silence),
+        }  # fmt: skip
+        own = {
+            "format": {"type": "audio/pcm", "rate": live.rate},
+            "transcription": {"model": self.own.server.of("transcribe", self.model).name,
+                              "language": decoding.get("language"), "prompt": decoding.get("initial_prompt")},
+            "turn_detection": turns if self.turns else None,
+        }  # fmt: skip
         return {"type": "transcription", "object": "realtime.transcription_session", "audio": {"input": own}}
 
     async def send(self, kind: str, **fields: Any) -> None:
         await self.own.socket.send_json({"type": kind, "event_id": _id("event"), **fields})
 
-    async def take(self, message: Any) -> None:
+    async def take(self, event: Mapping[str, Any]) -> None:
         """Act on a client's event. Raises UsageError, HttpError, ValidationError."""
-        event = _parsed(message)
         match event.get("type"):
             case "session.update" | "transcription_session.update":
-                self._update(SessionUpdate.model_validate_json(message["text"]).session or SessionSettings())
+                self._update(SessionUpdate.model_validate(event).session or SessionSettings())
                 await self.send("session.updated", session=self.session())
             case "input_audio_buffer.append":
                 samples = base64_bytes(event.get("audio"), "audio")
@@ -238,13 +248,18 @@ class Realtime:
         changes: dict[str, Any] = {} if given.format is None else {"rate": given.format.rate}
         if turns.silence_duration_ms is not None:
             changes["silence"] = turns.silence_duration_ms / 1000
+        if turns.prefix_padding_ms is not None:
+            changes["prefix_padding"] = turns.prefix_padding_ms / 1000
         if turns.threshold is not None:
             changes["threshold"] = turns.threshold
         values = self.values | changes
         asked = self.decoding | told.model_dump(include={"language", "initial_prompt"}, exclude_unset=True)
         decoding = {name: value for name, value in asked.items() if value}
-        checkpoint = self.own.server.of("transcribe", model).checkpoint
-        live_options(checkpoint, LiveOptions(decode=options_for(checkpoint, decoding), **values))
+        try:
+            checkpoint = self.own.server.of("transcribe", model).checkpoint
+            live_options(checkpoint, LiveOptions(decode=options_for(checkpoint, decoding), **values))
+        except UsageError as error:
+            raise _at_its_path(error, given) from None
         self.model, self.values, self.decoding = model, values, decoding
         self.turns = any(stated) if stated else self.turns
 
@@ -270,6 +285,17 @@ class Realtime:
             await self.send(f"{kind}.delta", item_id=self.item, content_index=0, delta=text)
         await self.send(f"{kind}.completed", item_id=self.item, content_index=0, transcript=text)
         self.before, self.item, self.texts = self.item, _id("item"), []
+
+
+def _at_its_path(error: UsageError, given: InputSettings) -> HttpError:
+    """The refusal of a setting, which it names as the client has."""
+    refusal = as_http(error)
+    words = "audio.input.transcription" if given.transcription else "input_audio_transcription"
+    turns = "audio.input.turn_detection" if given.turn_detection else "turn_detection"
+    paths = {name: f"session.{words}.{name}" for name in ("model", "language", "prompt")}
+    paths |= {"rate": "session.audio.input.format.rate", "threshold": f"session.{turns}.threshold"}
+    refusal.param = paths.get(refusal.param, refusal.param)
+    return refusal
 
 
 def _id(kind: str) -> str:
@@ -299,10 +325,13 @@ async def realtime(socket: WebSocket, intent: str = "transcription", model: str 
         sending = asyncio.create_task(_tell_all(own, session))
         try:
             while (message := await _received(socket, sending)) is not None:
+                event: dict[str, Any] = {}
                 try:
-                    await session.take(message)
+                    event = _parsed(message)
+                    await session.take(event)
                 except (MultimodalError, HttpError, ValidationError) as error:  # the session goes on
-                    await session.send("error", **as_http(error).body)
+                    cause = {"event_id": str(event["event_id"])} if "event_id" in event else {}
+                    await session.send("error", error=as_http(error).body["error"] | cause)
             await sending
         finally:
             sending.cancel()

@@ -33,7 +33,6 @@ from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
 
-LEAD = 0.4  # seconds kept before the first frame of speech
 Recognizer = RedecodingRecognizer | ChunkedRecognizer | WhisperRecognizer
 
 
@@ -93,9 +92,10 @@ def new_recognizer(checkpoint: Checkpoint, options: SpeechDecodingOptions | Whis
 class LiveSession:
     """State of a stream, for a caller that reads it: give each piece to `piece`, then call `end`.
 
-    `buffer`: samples from `first` on, those of the current utterance or LEAD. `now`: end of the last frame with a
-    speech probability; decisions are made only there, so they do not depend on how the samples arrive. `begin`: first
-    sample of the current utterance, None in silence; `spoken`: end of its speech; `shown`: end of its last partial."""
+    `buffer`: samples from `first` on, those of the current utterance or the `prefix_padding`. `now`: end of the last
+    frame with a speech probability; decisions are made only there, so they do not depend on how the samples arrive.
+    `begin`: first sample of the current utterance, None in silence; `spoken`: end of its speech; `shown`: end of its
+    last partial."""
 
     def __init__(self, checkpoint: Checkpoint, options: LiveOptions, reader: PcmReader):
         self.checkpoint, self.options, self.reader = checkpoint, options, reader
@@ -145,11 +145,12 @@ class LiveSession:
     def _frame(self, probability: float, arrived: float) -> Iterator[Event]:
         """Process one more FRAME of audio, up to `now`."""
         o = self.options
+        padding = round(o.prefix_padding * RATE)
         if self.begin is None and probability >= o.threshold:
-            self._start(max(self.first, self.now - FRAME - round(LEAD * RATE)))
+            self._start(max(self.first, self.now - FRAME - padding))
             self.spoken = self.now
         if self.begin is None:
-            self._forget(self.now - round(LEAD * RATE))
+            self._forget(self.now - padding)
             return
         if probability >= max(o.threshold - 0.15, min(o.threshold, 0.01)):
             self.spoken = self.now

@@ -73,7 +73,7 @@ def only_language(checkpoint: Checkpoint, language: str | None, task: str) -> st
     for a task that it does not have."""
     own = checkpoint.card.get("language")
     if language is not None and own is not None and language != own:
-        raise UsageError(f"language {language!r}: {checkpoint.source} knows {own!r} only")
+        raise UsageError(f"{language!r}: {checkpoint.source} knows {own!r} only", argument="language")
     if task != "transcribe" and not isinstance(checkpoint.model, Canary):
         raise UsageError(f"task {task!r}: {checkpoint.source} can only transcribe")
     return own

@@ -215,6 +215,19 @@ def test_silence_is_skipped_and_lines_keep_their_times(shipped):
     assert figures["seconds"] == pytest.approx(len(both) / RATE)
 
 
+def test_an_utterance_begins_before_its_speech(shipped):
+    data, begins = pcm(torch.cat([torch.zeros(2 * RATE), read_audio(SAMPLE)[: 2 * RATE]])), []
+    for padding in (0.0, 0.3, 1.0):
+        options = live.live_options(shipped, LiveOptions(prefix_padding=padding))
+        reader = PcmReader(io.BytesIO(data).read1, RATE)
+        session = live.LiveSession(shipped, options, reader)
+        for piece in reader:
+            if not [*session.piece(piece)] and session.begin is not None:
+                break
+        begins.append(session.begin / RATE)
+    assert [begins[0] - begin for begin in begins] == pytest.approx([0, 0.3, 1.0], abs=1e-4)
+
+
 def test_the_buffer_does_not_grow(chunked):
     decode = SpeechDecodingOptions(beam_size=1, logprob_threshold=None)
     sizes, source = [], io.BytesIO(pcm(torch.randn(7 * RATE) * 0.1))
