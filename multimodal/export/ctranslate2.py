@@ -111,12 +111,17 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
 
 def _check_numbers(checkpoint: Checkpoint, folder: Path, near: float) -> None:
     """Raise UsageError if the folder computes something else."""
+    own = getattr(checkpoint.model, "decoder", checkpoint.model).config.stack.block.attention
+    usual = own.head_width in (None, own.width // own.heads)
+    cause = "" if usual else f": head_dim is {own.head_width}, which it may take to be width / heads"
     try:
         away = _difference(checkpoint, folder)
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it ({one_line(error, 200)})") from None
+        cause = cause or f" ({one_line(error, 200)})"
+        raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it{cause}") from None
     if away > near:
-        raise UsageError(f"model {checkpoint.source}: CTranslate2's numbers are {away:.1%} off; it lacks some option")
+        cause = cause or "; it lacks some option"
+        raise UsageError(f"model {checkpoint.source}: CTranslate2's numbers are {away:.1%} off{cause}")
 
 
 def left_out(model: nn.Module) -> list[str]:

@@ -103,6 +103,7 @@ def test_a_vocabulary_without_an_unknown_token_and_rows_without_tokens_are_expor
          r"has no windows of a qwen2 \(got one of 8 tokens\)"),
         ("Falcon", {"head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 2},
          "does not support Falcon's new_decoder_architecture"),
+        ("Llama", {"head_dim": 16}, "cannot compute it: head_dim is 16, which it may take to be width / heads"),
         ("Gemma3Text", GEMMA3 | {"query_pre_attn_scalar": 9, "sliding_window": 256}, r"numbers are .*it lacks some"),
     ],
 )  # fmt: skip
