@@ -83,12 +83,14 @@ class TranscriptEvaluation:
     broken: list[str]
 
     def figures(self) -> dict[str, Any]:
-        """`rtfx`: seconds of sound a second of computing, in which reading and voice detection count and loading of
-        the model does not."""
+        """`wer`, `cer`: None where no word is wanted. `rtfx`: seconds of sound a second of computing, in which reading
+        and voice detection count and loading of the model does not."""
         kinds = Counter(edit.kind for one in self.utterances for edit in one.edits)
+        words = sum(one.words for one in self.utterances)
+        wer, cer = (self.wer, self.cer) if words else (None, None)
         return {
-            "utterances": len(self.utterances), "words": sum(one.words for one in self.utterances), "wer": self.wer,
-            "cer": self.cer, **{f"{kind}s": kinds[kind] for kind in KINDS.values() if kind != "same"},
+            "utterances": len(self.utterances), "words": words, "wer": wer, "cer": cer,
+            **{f"{kind}s": kinds[kind] for kind in KINDS.values() if kind != "same"},
             "sentence_error_rate": sum(one.errors > 0 for one in self.utterances) / len(self.utterances),
             "audio_seconds": round(self.audio_seconds, 2), "compute_seconds": round(self.compute_seconds, 2),
             "rtfx": round(self.audio_seconds / max(self.compute_seconds, 1e-9), 1), "normalizer": self.normalizer,

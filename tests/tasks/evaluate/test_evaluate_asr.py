@@ -54,7 +54,10 @@ def test_texts_without_words():
     figures = result.figures()
     assert (figures["words"], figures["wer"]) == (1, 3.0)
     assert (figures["insertions"], figures["deletions"]) == (2, 1)
-    assert evaluation(("", "")).figures()["wer"] == 0
+    for found in ("", "two words"):
+        nothing = evaluation(("...", found), name="basic")
+        assert (nothing.figures()["wer"], nothing.figures()["cer"]) == (None, None)
+        assert summary(nothing)[0].startswith("WER –   CER –   (1 utterances, 0 words;")
 
 
 def test_errors_by_kind_and_the_worst_first():
