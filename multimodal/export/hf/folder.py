@@ -24,6 +24,7 @@ from multimodal.weights.files.stored import to_stored
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from multimodal.weights.table import Tensors, export_tensors
+from multimodal.weights.text.bert import HEAD_FACTS
 from multimodal.weights.text.sentence import MODULES, PROMPTS, SETTINGS, sentence_modules
 
 BESIDE = (
@@ -93,6 +94,7 @@ def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]
         names = checkpoint.card.get("names") or checkpoint.card.get("labels") or ()
         names = list(names) if len(names) == count else [f"LABEL_{i}" for i in range(count)]
         made |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+        made |= {name: checkpoint.card[name] for name in HEAD_FACTS if name in checkpoint.card}
         if checkpoint.card.get("scores") == "sigmoid":
             made["problem_type"] = "multi_label_classification"
     if isinstance(model, TextTransformer | EncoderDecoder | Whisper):

@@ -32,6 +32,8 @@ from multimodal.weights.vision import clip_hf
 ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 WORD = "embeddings.word_embeddings.weight"
 TAGS, SPANS = "classifier", "qa_outputs"
+# of a config.json: kept for an export; the two others hold the activation of sentence-transformers' cross-encoders
+HEAD_FACTS = ("problem_type", "sentence_transformers", "sbert_ce_default_activation_function")
 UNNAMED = ("ForMultipleChoice", "ForNextSentencePrediction")  # ends of classes whose outputs have no names
 MOST_CLASSES = 1_000_000  # whose names are made up from num_labels
 SELF = {f"self.{part}": part for part in ("query", "key", "value")} | {"output.dense": "out"}
@@ -199,10 +201,11 @@ def families(
 
 
 def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a sentence-transformers folder, the names of the classes, and whether several of them may be true."""
+    """Settings of a sentence-transformers folder, the names of the classes, and what their logits are for."""
     names = class_names(config)
     several = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
-    return sentence_card(folder) | ({"labels": names} | several if names else {})
+    told = {name: config[name] for name in HEAD_FACTS if config.get(name)}
+    return sentence_card(folder) | ({"labels": names} | several | told if names else {})
 
 
 def class_names(config: dict[str, Any]) -> list[str]:

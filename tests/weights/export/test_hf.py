@@ -179,16 +179,19 @@ def test_the_search_of_a_card_is_that_of_the_folder(own, tmp_path):
     assert found["max_length"] == own.get("max_length")
 
 
-def test_labels_of_which_several_may_be_true_stay_so(tmp_path):
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_what_logits_of_classes_are_for_stays(problem, tmp_path):
+    """Several labels that may be true, a number, or a cross-encoder's activation."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    names = {0: "rude", 1: "false", 2: "long"}
-    config = BertConfig(**wordpieces.SIZES, vocab_size=20, id2label=names, problem_type="multi_label_classification")
+    names, activation = {0: "rude", 1: "false", 2: "long"}, {"activation_fn": "torch.nn.modules.linear.Identity"}
+    config = BertConfig(**wordpieces.SIZES, vocab_size=20, id2label=names, problem_type=problem,
+                        sentence_transformers=activation)  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(tmp_path / "hf")
     save_folder(load(tmp_path / "hf"), tmp_path / "own")
     export(tmp_path / "own", tmp_path / "out", to="hf")
     made = BertForSequenceClassification.from_pretrained(tmp_path / "out").config
-    assert (made.problem_type, made.id2label) == (config.problem_type, names)
+    assert (made.problem_type, made.id2label, made.sentence_transformers) == (problem, names, activation)
 
 
 def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
