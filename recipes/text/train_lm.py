@@ -70,8 +70,12 @@ from multimodal.data.datasets.text import (
 from multimodal.data.mixture import Mixture, mixture_weights, temperature_weights
 from multimodal.decoding.sampling import sample
 from multimodal.errors import UsageError, at_least, demand
+from multimodal.models.conformer import ConformerCTC
+from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
+from multimodal.system.assets import model_path
 from multimodal.tasks.evaluate.perplexity import text_scores
+from multimodal.tasks.transcribe.conformer.decode import search_tokenizer
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -81,6 +85,7 @@ from multimodal.train.objectives.text.induction_curve import InductionCurve
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,10 @@ def tokenizer_of(s: LanguageModelRun, train: list[str], val: list[str]) -> Token
         return CharacterTokenizer.train([*train, *val])
     if s.tokenizer == "bpe":
         return BytePairTokenizer.train(train, s.vocabulary)
+    if s.plain and (model_path(s.tokenizer) / "config.json").exists():
+        recogniser = load(s.tokenizer)
+        if isinstance(recogniser.model, ConformerCTC | Transducer):
+            return search_tokenizer(recogniser)
     return tokenizer_from(s.tokenizer)
 
 

@@ -17,14 +17,16 @@ from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.evaluate.classification import class_logits, predictions
-from multimodal.tasks.transcribe.conformer.decode import language_model
+from multimodal.tasks.transcribe.conformer.decode import language_model, search_tokenizer
+from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.denoising import sentinels
 from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.recipe_cli import start
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
-from multimodal.weights.load import load
+from multimodal.weights.load import families, load
+from tests.helpers.references.speech import case
 from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 
@@ -260,10 +262,15 @@ def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_r
     assert lm.transcripts(texts_in(tmp_path / "said.jsonl", "lines")) == [" the cat it's here", " two"]
     files = {"data": tmp_path / "said.jsonl", "val": tmp_path / "said.jsonl"}
     sizes = {"width": 16, "heads": 2, "layers": 1, "context": 24, "batch": 2, "steps": 2, "sample_tokens": 4}
-    run(lm, tmp_path, "lm", tokenizer="asr-conformer-en", documents="lines", plain=True, **files, **sizes)
+    made = case("wav2vec2")
+    model = families()[made.family].load(made.tensors, made.config, "file").model
+    letters = LetterTokenizer(["<s>", "</s>", "<unk>", "|", "E", "T", "A", "O"], "|", ["<s>", "</s>"], "<unk>")
+    save_folder(Checkpoint(model, letters), tmp_path / "letters")  # which has no end of a text
+    for place, name in (("lm", "asr-conformer-en"), ("lm2", str(tmp_path / "letters"))):
+        run(lm, tmp_path, place, tokenizer=name, documents="lines", plain=True, **files, **sizes)
+        tokenizer = search_tokenizer(load(name))
+        assert callable(language_model(str(tmp_path / f"{place}-out"), tokenizer, torch.device("cpu")))
     run(lm, tmp_path, "characters", documents="lines", plain=True, **files, **sizes)  # none of which is a line break
-    recogniser = load("asr-conformer-en")
-    assert callable(language_model(str(tmp_path / "lm-out"), recogniser.tokenizer, torch.device("cpu")))
     (tmp_path / "said.jsonl").write_text('{"audio_filepath": "a.wav"}')
     with pytest.raises(DataError, match=r"said.jsonl: line 1: no text"):
         texts_in(tmp_path / "said.jsonl")
