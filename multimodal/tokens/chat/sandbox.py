@@ -1,28 +1,37 @@
-"""Jinja's sandbox, in which nothing becomes large: each operation's operands are weighed before it runs."""
+"""Jinja's sandbox, in which nothing becomes large: each operation's operands are weighed before it runs, and what all
+of them take and make is charged to the rendering's budget."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, MappingView
 from datetime import datetime
 from functools import cache, wraps
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from multimodal.tokens.chat.budget import MOST_SIZE, OPERATION, charge, size, weight
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MOST_SIZE = 1 << 20  # elements that one operation may take, and the largest number
+MOST_BITS = 1024  # of a number
 MOST_TEXT = 1 << 26  # characters of a conversation, and of what one operation may take or make
 # functions whose results grow with the product of what they take
 MULTIPLYING = {"replace", "join", "indent", "wordwrap", "expandtabs", "translate", "tojson", "xmlattr"}
+# filters and methods that take a value without its elements, or these without what they hold
+CONSTANT = {"length", "first", "last", "default", "d", "get", "items", "keys", "values"}
+SHALLOW = {"list", "map", "select", "selectattr", "reject", "rejectattr", "batch", "slice"}
+COMPARING = {"in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge",
+             ">=", "lower", "upper"}  # fmt: skip
 
 
 @cache
 def compiled(template: str) -> "Template":
     """Raises jinja2's TemplateError, also when it is rendered."""
-    from jinja2 import nodes
+    from jinja2 import nodes, pass_context
     from jinja2.exceptions import SecurityError, TemplateError
     from jinja2.ext import Extension
+    from jinja2.runtime import Macro
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
@@ -38,17 +47,22 @@ def compiled(template: str) -> "Template":
     class Sandbox(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"+", "*", "**", "%"})
 
+        def _parse(self, *source: Any) -> nodes.Template:
+            return _with_charges(super()._parse(*source))
+
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "**" or (operator == "%" and isinstance(left, str)):
                 raise SecurityError(f"{operator} is not allowed here")
             check(operator, (left, right))
-            return super().call_binop(context, operator, left, right)
+            return _charged(super().call_binop(context, operator, left, right))
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(function, Macro):
+                return super().call(context, function, *args, **kwargs)
             args = tuple(map(_listed, args))
             owner = getattr(function, "__self__", None)
             check(getattr(function, "__name__", ""), (owner, *args, *kwargs.values()))
-            return super().call(context, function, *args, **kwargs)
+            return _charged(super().call(context, function, *args, **kwargs))
 
         def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
             if super().wrap_str_format(value) is None:
@@ -58,10 +72,10 @@ def compiled(template: str) -> "Template":
     def refuse(message: str) -> None:
         raise TemplateError(str(message))
 
+    # without its optimizer, which computes constants once and writes them out
     made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"],
-                   finalize=_weighed)  # fmt: skip
-    made.filters = {name: _guarded(name, function) for name, function in made.filters.items() if name != "format"}
-    made.filters["tojson"] = _guarded("tojson", _json)
+                   optimized=False, finalize=pass_context(lambda context, value: _weighed(value)))  # fmt: skip
+    _guard(made)
     made.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     del made.globals["lipsum"]  # text of any length
     made.concat = _joined  # type: ignore[method-assign]
@@ -70,63 +84,85 @@ def compiled(template: str) -> "Template":
     return program
 
 
+def _guard(made: Any) -> None:
+    """Let filters and tests check and charge what they take and make."""
+    made.filters = {name: _guarded(name, function) for name, function in made.filters.items() if name != "format"}
+    made.filters |= {"tojson": _guarded("tojson", _json), "made": _charged, "compared": _guarded("compared", _listed),
+                     "count": made.filters["length"]}  # fmt: skip
+    made.tests = {
+        name: _guarded(name, function) if name in COMPARING else function for name, function in made.tests.items()
+    }
+
+
+def _with_charges(template: Any) -> Any:
+    """A parsed template whose lists, slices and comparisons, which Jinja leaves to Python, pass through filters."""
+    from jinja2 import nodes
+    from jinja2.visitor import NodeTransformer
+
+    def filtered(node: nodes.Node, name: str) -> nodes.Filter:
+        return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+    class Charges(NodeTransformer):
+        def visit(self, node: Any, *args: Any) -> Any:
+            self.generic_visit(node)
+            if isinstance(node, nodes.Compare | nodes.Operand):
+                node.expr = filtered(node.expr, "compared")
+            copied = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+            made = isinstance(node, nodes.List | nodes.Dict | nodes.Tuple) and getattr(node, "ctx", "load") == "load"
+            return filtered(node, "made") if copied or made else node
+
+    return Charges().visit(template)
+
+
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(_listed, args))
         check(name, (*args, *kwargs.values()))
-        return function(*args, **kwargs)
+        return _charged(function(*args, **kwargs))
 
     return guarded
 
 
 def _listed(value: Any) -> Any:
-    """Turn an iterator into a list, which can be weighed."""
-    return list(islice(value, MOST_SIZE + 1)) if isinstance(value, Iterator) else value
+    """Turn what has no weight before it is read into a list."""
+    return list(islice(value, MOST_SIZE + 1)) if isinstance(value, Iterator | MappingView | range) else value
+
+
+def _charged(value: Any) -> Any:
+    """Charge what an operation has made: an iterator (which stays one, as it is true) as it is read."""
+    if isinstance(value, Iterator):
+        return map(_charged, value)
+    if work := size(value):
+        charge(work)
+    return value
 
 
 def check(name: str, operands: Iterable[Any]) -> None:
     """Raise SecurityError if the operation `name` takes or could make something large."""
     from jinja2.exceptions import SecurityError
+    from jinja2.utils import Namespace
 
     operands = list(operands)
     counts = [x for x in operands if isinstance(x, int)]
     numbers = [x for x in counts if abs(x) > MOST_SIZE]
-    held = [x for x in operands if isinstance(x, str | list | tuple | Mapping)]
+    held = [x for x in operands if isinstance(x, str | bytes | list | tuple | dict | Namespace | MappingView)]
     if numbers and (held or name not in ("+", "*")):
         raise SecurityError(f"the number {numbers[0]} is larger than {MOST_SIZE}")
-    if sum(x.bit_length() for x in counts) > MOST_SIZE:
-        raise SecurityError(f"{name} makes a number of more than {MOST_SIZE} bits")
+    if sum(x.bit_length() for x in counts) > MOST_BITS:
+        raise SecurityError(f"{name} makes a number of more than {MOST_BITS} bits")
     if name == "*" and any(len(one) * count > MOST_SIZE for one in held for count in counts):
         raise SecurityError(f"* makes more than {MOST_SIZE} elements")
-    weights = [_weight(x) for x in held]
+    weigh = size if name in SHALLOW else weight
+    weights = [weigh(x) for x in held if name not in CONSTANT]
+    work = OPERATION + sum(weights)
     if name in MULTIPLYING and held:
         weights = [prod(max(abs(x), 1) for x in [*weights, *counts])]
+    elif name == "sum" and len(held) > 1:  # from a list, which is copied with each that is added
+        weights = [sum(weights) ** 2]
     if sum(weights) > MOST_TEXT:
         raise SecurityError(f"{name or 'a call'} makes more than {MOST_TEXT} characters")
-
-
-def _weight(value: Any) -> int:
-    """Characters of all texts in a value, with those that occur twice, and a few for each element. Raises SecurityError
-    for more than `MOST_SIZE` elements."""
-    from jinja2.exceptions import SecurityError
-
-    found, elements, left = 0, 0, [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            found += len(one)
-            continue
-        found, elements = found + 1, elements + 1
-        if isinstance(one, list | tuple):
-            elements += len(one)
-        if elements > MOST_SIZE:
-            raise SecurityError(f"more than {MOST_SIZE} elements")
-        if isinstance(one, list | tuple):
-            left += one
-        elif isinstance(one, Mapping):
-            left += [*one.keys(), *one.values()]
-    return found
+    charge(work)
 
 
 def _weighed(value: Any) -> Any:

@@ -5,17 +5,16 @@ noncharacter (U+FDD0) at both ends and inside of every name of a control token, 
 across two of them; encoding drops it (`Tokenizer.encode_template`)."""
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from multimodal.errors import CheckpointError, one_line
+from multimodal.tokens.chat.budget import bounded
 from multimodal.tokens.chat.messages import Message
 from multimodal.tokens.chat.sandbox import compiled
 from multimodal.tokens.text.tokenizer import MARK
 
-MOST_LINES = 200_000  # executed by a template: a hundred messages take about 5,000
+MOST_TEMPLATE = 1 << 18  # characters; the longest in use have 30,000
 
 
 def render(
@@ -32,9 +31,11 @@ def render(
 
     names = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True)))) if control else None
     plain = [{"role": m.role, "content": _content(m, names, parts)} for m in messages]
+    if len(template) > MOST_TEMPLATE:
+        raise CheckpointError(f"{where}: has {len(template)} characters (limit {MOST_TEMPLATE})")
     try:
-        made = compiled(template)
-        with _bounded():
+        with bounded(sum(len(m.text) for m in messages)):
+            made = compiled(template)
             none = {"tools": None, "documents": None}
             text = made.render(messages=plain, add_generation_prompt=True, **none, **(variables or {}))
     except TemplateError as error:
@@ -66,25 +67,3 @@ def neutral(text: str, names: re.Pattern[str] | None) -> str:
     if names is not None:
         inner = names.sub(lambda found: found[0][0] + MARK + found[0][1:], inner)
     return f"{text[:start]}{MARK}{inner}{MARK}{text[start + len(text.strip()) :]}"
-
-
-@contextmanager
-def _bounded():
-    """Raise TemplateError after `MOST_LINES` lines of a template: nested loops end, but not soon."""
-    from jinja2.exceptions import TemplateError
-
-    left = MOST_LINES
-
-    def line(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise TemplateError(f"does not end within {MOST_LINES} steps")
-        return line
-
-    before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: line if frame.f_code.co_filename == "<template>" else None)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

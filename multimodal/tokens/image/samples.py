@@ -1,5 +1,6 @@
 """Samples as 8 bits where Pillow leaves them deeper or misreads them."""
 
+import re
 from io import BufferedIOBase
 from typing import Any
 
@@ -12,7 +13,9 @@ from multimodal.errors import ImageError
 # 16 to 8 bits by rounding v·255/65535.
 EIGHT_BITS = ((np.arange(65536) * 255 + 32767) // 65535).astype(np.uint8)
 BITS, PHOTOMETRIC, PLANES, FORMAT = 258, 262, 284, 339  # tags of TIFF 6.0
+SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # SOS, length, components
 SIZE_MARKERS = b"\xff\x4f\xff\x51"  # SOC and SIZ begin the codestream of a JPEG 2000
+MOST_SCANS = 500  # of a JPEG, each of which may touch all pixels; libjpeg-turbo's advice
 DEEP = {"LA": "ya16le", "RGB": "rgb48le", "RGBA": "rgba64le"}  # FFmpeg's names by Pillow's
 
 
@@ -43,6 +46,8 @@ def load(image: Image.Image) -> Image.Image:
         _widen_planes(image)
     elif tiles and image.format == "JPEG2000":
         stream = _deep_stream(image)
+    elif tiles and image.format in ("JPEG", "MPO"):
+        _check_scans(image)
     image.load()
     return image if stream is None else _of_stream(stream, DEEP[image.mode])
 
@@ -52,6 +57,19 @@ def _scale_key(image: Image.Image, samples: Any) -> None:
     key, step = image.info.get("transparency"), {"L;2": 85, "L;4": 17}.get(samples)
     if step and isinstance(key, int):
         image.info = {**image.info, "transparency": key * step}
+
+
+def _check_scans(image: Any) -> None:
+    """Raise ImageError for a JPEG of too many scans, with those of thumbnails and further frames."""
+    scans, place = 0, image.fp.tell()
+    image.fp.seek(0)
+    tail = b""
+    while data := image.fp.read(1 << 20):
+        scans += len(SCAN.findall(tail + data))
+        tail = data[-4:]
+    image.fp.seek(place)
+    if scans > MOST_SCANS:
+        raise ImageError(f"JPEG of {scans} scans (limit {MOST_SCANS})")
 
 
 def _widen_planes(image: Any) -> None:

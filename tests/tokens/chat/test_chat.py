@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.chat.budget import MOST_LINES
 from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import read_messages
-from multimodal.tokens.chat.template import MOST_LINES, render
+from multimodal.tokens.chat.template import render
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import MARK
@@ -135,6 +136,9 @@ def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
 
 DOUBLE = "{{% set n = namespace(x={1}) %}}{{% for i in range(60) %}}{{% set n.x = {0} %}}{{% endfor %}}{{{{ n.x }}}}"
 
+REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list) %}}"
+          "{{% for i in range(60000) %}}{{% set n.x = {0} %}}{{% endfor %}}")  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("template", "cause"),
@@ -163,6 +167,21 @@ DOUBLE = "{{% set n = namespace(x={1}) %}}{{% for i in range(60) %}}{{% set n.x 
         (DOUBLE.format("n.x ~ n.x", "'a' * 9999"), "more than"),
         (DOUBLE.format("[n.x, n.x]", "[1]"), "elements"),
         (DOUBLE.format("n.x * n.x", "99"), "bits"),
+        (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ n }}"), "elements"),
+        (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ {1: n.x}.values() }}"), "elements"),
+        (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ n.x == messages }}"), "elements"),
+        (REPEAT.format("[range(99999) | list, n.x]"), "in all"),
+        (REPEAT.format("[n.long[1:], n.x]"), "in all"),
+        (REPEAT.format("['a' * 1048576, n.x]"), "in all"),
+        (REPEAT.format("[n.text.encode('utf-32'), n.x]"), "in all"),
+        (REPEAT.format("[n.text | center(99999) | list, n.x]"), "in all"),
+        (REPEAT.format("n.long | sort"), "in all"),
+        (REPEAT.format("n.text | upper | length"), "in all"),
+        (REPEAT.format("-1 in n.long"), "in all"),
+        (REPEAT.format("-1 is in n.long"), "in all"),
+        (REPEAT.format("[1, " + "1, " * 9999 + "1]"), "in all"),
+        ("{{ range(99999) | batch(1) | sum(start=[]) }}", "sum makes more than"),
+        ("{#" + "a" * 300_000 + "#}", "has 300004 characters"),
         ("{{ lipsum(999999) }}", "'lipsum' is undefined"),
     ],
 )  # fmt: skip

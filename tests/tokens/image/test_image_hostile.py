@@ -63,3 +63,13 @@ def test_of_many_pages_or_frames_only_the_first_is_decoded(kind, monkeypatch):
     frames[0].save(file, kind, save_all=True, append_images=frames[1:])
     monkeypatch.setattr(Image.Image, "seek", lambda *_: pytest.fail("a later frame"))
     assert read_image(file.getvalue()).size == (8, 8)
+
+
+def test_a_jpeg_of_many_scans_is_refused():
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "red").save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    last, scans = data[data.rindex(b"\xff\xda") : -2], data.count(b"\xff\xda")
+    assert read_image(data[:-2] + last * (500 - scans) + data[-2:]).size == (64, 64)
+    with pytest.raises(ImageError, match=r"JPEG of 501 scans \(limit 500\)"):
+        read_image(data[:-2] + last * (501 - scans) + data[-2:])
