@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from multimodal import __version__
-from multimodal.errors import MultimodalError
+from multimodal.errors import MultimodalError, one_line
 from multimodal.serve.errors import HttpError, as_http
 from multimodal.serve.guard import Guard
 from multimodal.serve.jobs.images import SearchedIndex
@@ -64,7 +64,10 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _http(request: Request, error: HTTPException) -> JSONResponse:
-    """A path or method that does not exist."""
+    """A path or method that does not exist, or a body that is JSON and cannot be read."""
+    if error.status_code == 400 and error.__cause__ is not None:
+        told = HttpError(400, f"body: cannot be read ({one_line(error.__cause__).partition(';')[0]})")
+        return JSONResponse(told.body, told.status)
     text = f"{request.method} {request.url.path[:100]}: {str(error.detail).lower()}"
     told = HttpError(error.status_code, text, "not_found" if error.status_code == 404 else None)
     return JSONResponse(told.body, told.status, error.headers)

@@ -28,11 +28,17 @@ class HttpError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kind = INVALID if self.status < 500 else SERVER
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": _sendable(str(self)), "type": kind, "param": self.param and _sendable(self.param),
+                          "code": self.code}}  # fmt: skip
 
     @property
     def headers(self) -> dict[str, str]:
         return {} if self.seconds is None else {"retry-after": str(self.seconds)}
+
+
+def _sendable(text: str) -> str:
+    """Escape lone surrogates, which JSON may hold and UTF-8 may not."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def as_http(error: Exception) -> HttpError:
@@ -66,8 +72,9 @@ def as_http(error: Exception) -> HttpError:
 def _invalid(error: RequestValidationError | ValidationError) -> HttpError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        problem, place = first["ctx"]["error"].rstrip(" :").lower(), first["loc"][-1]
-        return HttpError(400, f"body: is not valid JSON ({problem} at character {place})")
+        problem = first["ctx"]["error"].rstrip(" :").lower()
+        where = f" at character {first['loc'][-1]}" if first["loc"] else ""  # pydantic's parser tells it itself
+        return HttpError(400, f"body: is not valid JSON ({problem}{where})")
     place = ".".join(str(one) for one in first["loc"] if one not in ("body", "[key]"))
     got = "" if first["type"] == "missing" else f" (got {first.get('input')!r:.40})"
     return HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)

@@ -20,6 +20,8 @@ from multimodal.serve.options import LOOPBACK, ServeOptions
 OPEN = ("/", "/health", "/docs", "/openapi.json")  # without a key
 FILES = ("/page/", "/docs-files/")  # without a key, too
 MOST_HEADERS = 64 << 10  # bytes
+MOST_JSON = 128_000_000  # bytes of a body that is no form: all of it is held, as values, too
+MOST_VALUES = 1_000_000  # of such a body, judged by its commas and brackets
 PORT = re.compile(r":\d*$")
 DRAINED = 4 << 20  # bytes of a refused body that are read
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # the folder in which prometheus_client keeps the counts of several processes
@@ -114,11 +116,13 @@ class Guard:
             raise HttpError(401, "no valid key: send the header Authorization: Bearer KEY", "invalid_api_key")
         if not self.keys:
             self._check_page(headers)
+        if {b"content-length", b"transfer-encoding"} <= headers.keys():  # RFC 9112, 6.1
+            raise HttpError(400, "headers: expected content-length or transfer-encoding (got both)")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit():
             raise HttpError(400, f"content-length: expected a number (got {length[:20]!r})")
-        if int(length) > self.most:
-            raise self._too_large()
+        if int(length) > (most := self._most(scope)):
+            raise _too_large(most)
 
     def _check_page(self, headers: dict[bytes, bytes]) -> None:
         """Raise HttpError for a request that a browser sends for another site's page, also one whose name has been made
@@ -140,17 +144,19 @@ class Guard:
         found = [hmac.compare_digest(key, one) for key in self.keys for one in offered]  # all of them, in like time
         return any(found)
 
-    def _too_large(self) -> HttpError:
-        return HttpError(413, f"the request is larger than {self.options.max_upload_mb:g} MB", "too_large")
+    def _most(self, scope: Any) -> int:
+        """Bytes of the body that are taken."""
+        return self.most if _is_form(scope) else min(self.most, MOST_JSON)
 
     def _limited(self, scope: Any, receive: Any, faults: list[HttpError]) -> Any:
         """`receive` that refuses a body that is too large or too slow, and notes its fault."""
         if scope["type"] != "http":
             return receive
-        taken, ended, began = 0, False, time.monotonic()
+        taken, values, ended, began = 0, 0, False, time.monotonic()
+        most, form = self._most(scope), _is_form(scope)
 
         async def limited() -> Any:
-            nonlocal taken, ended
+            nonlocal taken, values, ended
             if ended:  # what comes now is the end of the connection
                 return await receive()
             try:
@@ -159,9 +165,11 @@ class Guard:
                 faults.append(HttpError(408, f"nothing came for {PATIENCE:g} seconds", "too_slow"))
                 raise faults[0] from None
             ended = not message.get("more_body", False)
-            taken += len(message.get("body", b""))
-            if taken > self.most:
-                faults.append(self._too_large())
+            body = message.get("body", b"")
+            taken, values = taken + len(body), values + (0 if form else sum(map(body.count, b",[{")))
+            if taken > most or values > MOST_VALUES:
+                many = HttpError(413, f"the body has more than {MOST_VALUES} values", "too_large")
+                faults.append(_too_large(most) if taken > most else many)
                 raise faults[0]
             spent = time.monotonic() - began
             if not ended and spent > PATIENCE and taken < PACE * spent:
@@ -170,6 +178,15 @@ class Guard:
             return message
 
         return limited
+
+
+def _is_form(scope: Any) -> bool:
+    return any(name.lower() == b"content-type" and value.lower().startswith(b"multipart/")
+               for name, value in scope["headers"])  # fmt: skip
+
+
+def _too_large(most: int) -> HttpError:
+    return HttpError(413, f"the request is larger than {most / 1e6:g} MB", "too_large")
 
 
 async def refuse(scope: Any, receive: Any, send: Any, error: Exception) -> None:

@@ -37,6 +37,7 @@ class ServerProcess(uvicorn.Server):
 
     since = 0.0  # of the first signal
     dropped = 0  # requests that ran at the second
+    ready: Any = None  # a flag of the supervisor
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         guard = self.config.loaded_app
@@ -54,6 +55,8 @@ class ServerProcess(uvicorn.Server):
         spent = monotonic() - self.since
         if self.failed or (guard.draining and (spent > LAST or (spent > REFUSING and not guard.active))):
             self.should_exit = True
+        if self.ready is not None and self.models.ready.is_set():
+            self.ready.value = True
         return await super().on_tick(counter)
 
     @property
@@ -81,6 +84,7 @@ def listening(options: ServeOptions) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))
+        made.listen(2048)  # else another server could bind it, too
     except OSError as error:
         made.close()
         raise UsageError(f"{options.host}:{options.port}: cannot be used ({error.strerror})", argument="port") from None
@@ -127,10 +131,12 @@ class Supervisor:
     def __init__(self, options: ServeOptions, bound: socket.socket):
         self.options, self.bound = options, bound
         self.workers: list[SpawnProcess] = []
+        self.ready = get_context("spawn").RawValue("b", False)  # a worker has been, once
         self.ending = False
 
     def run(self) -> int:
-        """Serve until a signal, which each worker then gets. Returns 1 if one of the first workers cannot start."""
+        """Serve until a signal, which each worker then gets. Returns 1 if one of the first workers cannot start, or
+        any of them fails before one has been ready."""
         shared = UploadFolder()
         os.environ[SHARED] = str(shared.path)
         resource_tracker.ensure_running()  # it unblocks the signal that `_start` blocks
@@ -140,7 +146,8 @@ class Supervisor:
             while not self.ending:
                 connection.wait([one.sentinel for one in self.workers], AGAIN)
                 dead = [one for one in self.workers if not one.is_alive()]
-                unusable = any(one in first and one.exitcode == UNUSABLE for one in dead)
+                failed = [one for one in dead if (one.exitcode or 0) > 0]
+                unusable = any((one in first and one.exitcode == UNUSABLE) or not self.ready.value for one in failed)
                 if unusable:
                     self._end()
                 if dead and not self.ending:
@@ -167,7 +174,7 @@ class Supervisor:
         for _ in range(count):
             if self.ending:
                 return
-            made = get_context("spawn").Process(target=_work, args=(self.options, self.bound))
+            made = get_context("spawn").Process(target=_work, args=(self.options, self.bound, self.ready))
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process keeps it
             made.start()
             self.workers.append(made)
@@ -181,13 +188,14 @@ class Supervisor:
             one.terminate()
 
 
-def _work(options: ServeOptions, bound: socket.socket) -> None:
+def _work(options: ServeOptions, bound: socket.socket, ready: Any) -> None:
     """A worker: it ends with its supervisor."""
     parent = parent_process().sentinel
     ended = lambda: connection.wait([parent]) and os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=ended, daemon=True).start()
     try:
         server = ServerProcess(configuration(options))
+        server.ready = ready
         server.config.load()  # before a signal has a handler, which needs the application
         raise SystemExit(0 if server.served(bound) else UNUSABLE)
     except MultimodalError as error:

@@ -138,12 +138,33 @@ def test_models_and_paths_that_are_not_there(client):
          ["logit_bias.x: input should be a valid integer"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "response_format": '
          '{"type": "json_object"}}', ["response_format: must be text", "'json_object'"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "max_tokens": ' + "9" * 5000 + "}",
+         ["body: cannot be read (Exceeds the limit (4300 digits)"]),
+        ("chat/completions", '{"messages": ' + "[" * 100_000, ["body: cannot be read (maximum recursion depth"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a", "\\ud800": 1}]}',
+         [r"messages[0].\ud800: is not"]),
         ("translate", '{"input": "a", "source": "en", "target": "xx"}', ["xx"]),
+        ("translate", json.dumps({"input": ["a"] * 2049}), ["input: expected 1 to 2048 texts (got 2049)"]),
+        ("classify", "{", ["body: is not valid JSON (", "line 1 column 1)"]),
         ("classify", '{"images": ["data:image/png;base64,AAAA"], "labels": ["a"]}', ["image"]),
     ],
 )  # fmt: skip
 def test_bodies_are_checked(client, path, body, parts):
     refused(client.post(f"/v1/{path}", content=body, headers=JSON), 400, *parts)
+
+
+def test_json_is_smaller_than_uploads(client, served):
+    many = b'{"input": [' + b"{}," * 600_000 + b"{}]}"
+    refused(client.post("/v1/embeddings", content=many, headers=JSON), 413, "the body has more than 1000000 values")
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as raw:
+        head = "POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        raw.sendall(f"{head}content-length: 128000001\r\n\r\n".encode())
+        assert b"413" in raw.recv(100)
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as raw:
+        raw.sendall(f"{head}content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: raw.recv(1000), b""))
+    assert b" 400 " in answer
+    assert b"expected content-length or transfer-encoding" in answer
 
 
 @pytest.mark.parametrize(

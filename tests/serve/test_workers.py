@@ -16,6 +16,7 @@ import httpx
 import pytest
 import uvicorn
 
+from multimodal.errors import UsageError
 from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.run import ServerProcess, Supervisor, configuration, listening
@@ -56,6 +57,23 @@ def test_a_signal_while_a_worker_starts_ends_it(monkeypatch, at):
         assert Supervisor(options, bound).run() == 0
     assert (len(starts), time.monotonic() - began < 20) == (at, True)
     assert not any(one.is_alive() for one in starts)
+
+
+def test_an_address_is_one_server_s():
+    with listening(ServeOptions(port=0)) as bound:
+        port = bound.getsockname()[1]
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port}: cannot be used"):
+            listening(ServeOptions(port=port))
+
+
+def test_workers_that_fail_before_they_serve_end_the_server(monkeypatch):
+    monkeypatch.setattr("multimodal.serve.run._work", len)  # a TypeError
+    options, starts = ServeOptions(port=0, workers=2, models="gpt-mini"), []
+    plain = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", lambda self: (starts.append(self), plain(self)))
+    with listening(options) as bound:
+        assert Supervisor(options, bound).run() == 1
+    assert len(starts) == 2
 
 
 @pytest.mark.ci

@@ -28,6 +28,7 @@ DECODING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max
             "max_completion_tokens": "max_new_tokens", "n": "num_return"}  # fmt: skip
 UNSET = (None, "", [], {})  # fields of a message with these values say nothing
 DEFAULT_TOKENS, MOST_TOKENS = 256, 10**9
+MOST_TEXTS = 2048  # of a translation
 EXAMPLE = {"messages": [{"role": "user", "content": [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}, {"type": "text", "text": "What is this?"},
 ]}]}  # fmt: skip
@@ -44,7 +45,7 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     n: int = Field(1, ge=1, le=32)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=1000, fail_fast=True)] | None = None
     seed: int | None = Field(None, ge=-SEEDS - 1, le=SEEDS)
     user: str | None = None
     stream_options: dict[str, Any] | None = None
@@ -196,7 +197,7 @@ class TranslationRequest(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"input": "A dog runs.", "source": "en", "target": "de"}]}
     )
 
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(fail_fast=True)]
     source: str | None = None
     target: str | None = None
     model: str | None = None
@@ -208,8 +209,8 @@ async def translate(request: Request, body: TranslationRequest) -> dict[str, Any
     server = server_of(request)
     served = server.of("translate", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    if not texts:
-        raise HttpError(400, "input: expected a text or several (got 0)", param="input")
+    if not 0 < len(texts) <= MOST_TEXTS:
+        raise HttpError(400, f"input: expected 1 to {MOST_TEXTS} texts (got {len(texts)})", param="input")
     make = lambda _: translations(served, texts, body.source, body.target)
     found = await outcome(request, served.lane, make, server.options.seconds)
     data = [{"index": i, "text": one.text, "finished": one.finished} for i, one in enumerate(found)]

@@ -3,7 +3,7 @@
 import base64
 import contextlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import anyio
 import numpy as np
@@ -18,6 +18,7 @@ from multimodal.serve.state import server_of
 
 router = APIRouter(prefix="/v1", tags=["embeddings"])
 MOST = 2048  # inputs, as OpenAI's
+Ids = Annotated[list[int], Field(fail_fast=True)]
 
 
 class EmbeddingRequest(BaseModel):
@@ -27,7 +28,7 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": ["a dog", "a cat"]}]})
 
-    input: str | dict[str, Any] | list[int] | list[str | dict[str, Any] | list[int]]
+    input: str | dict[str, Any] | Ids | Annotated[list[str | dict[str, Any] | Ids], Field(fail_fast=True)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)

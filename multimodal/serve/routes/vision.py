@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Request
@@ -29,9 +29,9 @@ class ClassificationRequest(BaseModel):
     })  # fmt: skip
 
     images: list[str] = Field(min_length=1, max_length=MOST)
-    labels: list[str] | None = None
+    labels: list[str] | None = Field(None, max_length=100_000)
     model: str | None = None
-    templates: str | list[str] | None = None
+    templates: str | Annotated[list[str], Field(max_length=1000)] | None = None
     threshold: float | None = None
     top: int | None = Field(None, ge=1)
     heatmaps: int = Field(0, ge=0, le=10, description="best labels of which a heat map is drawn")
