@@ -43,7 +43,7 @@ def client_of(folder: Path):
 
 def program(folder: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(folder / "client.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
 
 @pytest.mark.ci
