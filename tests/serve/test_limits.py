@@ -60,6 +60,8 @@ def test_fields_are_checked(client, fields, parts):
 def test_fields_in_the_address_are_refused(client):
     answer = client.post(f"{AUDIO}?response_format=srt", files={"file": SPEECH.read_bytes()})
     refused(answer, 400, "response_format: must be a field of the form")
+    answer = client.post(f"{AUDIO}?api-version=2024-06-01", files={"file": SPEECH.read_bytes()})
+    assert answer.status_code == 200, answer.text
 
 
 def test_uploads_are_judged_by_content(client):

@@ -185,6 +185,7 @@ def append(ask, data: bytes) -> None:
             "'near_field'",
         ),
         ({"input_audio_noise_reduction": {"type": "far_field"}}, "session.input_audio_noise_reduction", "'far_field'"),
+        ({"input_audio_noise_reduction": {}}, "session.input_audio_noise_reduction", "should be null"),
         ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include", "'item.input_audio"),
         ({"turn_detection": {"silence_duration_ms": "500"}}, "session.turn_detection.silence_duration_ms", "'500'"),
         ({"input_audio_transcription": {"model": 5}}, "session.input_audio_transcription.model", "5"),
@@ -196,15 +197,16 @@ def append(ask, data: bytes) -> None:
             "session.audio.input.transcription.language",
             "'de'",
         ),
-        ({"audio": {"input": {"transcription": None}}}, "session.audio.input.transcription", "None"),
-        ({"input_audio_transcription": None}, "session.input_audio_transcription", "None"),
         ({"turn_detection": {"threshold": 2}}, "session.turn_detection.threshold", "2"),
         (
             {"audio": {"input": {"turn_detection": {"prefix_padding_ms": -1}}}},
             "session.audio.input.turn_detection.prefix_padding_ms",
             "-1",
         ),
-        ({"turn_detection": {"create_response": True}}, "session.turn_detection.create_response", "True"),
+        ({"turn_detection": {"create_response": 1}}, "session.turn_detection.create_response", "1"),
+        ({"turn_detection": {"idle_timeout_ms": 6000}}, "session.turn_detection.idle_timeout_ms", "6000"),
+        ({"turn_detection": {"eagerness": "low"}}, "session.turn_detection.eagerness", "'low'"),
+        ({"modalities": ["text", "audio"]}, "session.modalities.1", "'audio'"),
         ({"type": "realtime"}, "session.type", "'realtime'"),
         ({"instructions": "be brief"}, "session.instructions", "'be brief'"),
     ],
@@ -228,6 +230,25 @@ def test_a_session_is_told_as_it_is(served):
         assert given["audio"]["input"] == told
         ask("session.update", session=given | {"audio": {"input": {"turn_detection": {"silence_duration_ms": 900}}}})
         assert take()["session"]["audio"]["input"] == told | {"turn_detection": turns | {"silence_duration_ms": 900}}
+
+
+@pytest.mark.parametrize("type", ["session.update", "transcription_session.update"])
+def test_settings_without_effect_are_taken(served, type):
+    """As OpenAI's clients send them with others; nulls are left out, so a language stays."""
+    unused = {"idle_timeout_ms": None, "create_response": True, "interrupt_response": False, "eagerness": "auto"}
+    echoed = {"id": "sess_1", "object": "realtime.transcription_session", "expires_at": 0, "client_secret": None,
+              "type": None, "modalities": ["text"], "instructions": None, "include": None}  # fmt: skip
+    spoken = {"model": None, "language": None, "prompt": None}
+    nulls = {"format": {"type": None, "rate": None}, "transcription": spoken, "noise_reduction": None}
+    turns = {"type": "server_vad", "threshold": None, "silence_duration_ms": 900}
+    with session(served) as (ask, take):
+        ask(type, session={"input_audio_transcription": {"language": "en"}, "audio": None})
+        assert take()["session"]["audio"]["input"]["transcription"]["language"] == "en"
+        given = {"audio": {"input": nulls, "output": None}, "input_audio_transcription": None}
+        ask(type, session=echoed | given | {"turn_detection": turns | unused})
+        own = take()["session"]["audio"]["input"]
+    assert own["transcription"] == {"model": "asr-conformer-en", "language": "en", "prompt": None}
+    assert (own["turn_detection"]["silence_duration_ms"], own["format"]["rate"]) == (900, 24_000)
 
 
 def test_refused_settings_change_nothing(served, expected):

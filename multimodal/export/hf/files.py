@@ -21,6 +21,7 @@ from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.translation import PiecesTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
+from multimodal.weights.card import SEARCH
 from multimodal.weights.folder import Checkpoint
 
 CLASSES = {WordPieceTokenizer: "BertTokenizer", CLIPTokenizer: "CLIPTokenizer", WhisperTokenizer: "WhisperTokenizer",
@@ -112,12 +113,17 @@ def _write_template(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def write_generation(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> None:
-    """Ids that `generate` needs, which config.json has, with all that end a text, and the search of the card."""
+    """Ids that `generate` needs, which config.json has, with all that end a text, and the search of the card, as far
+    as `generate` has it without sampling and without code from the hub."""
     names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
     made = {name: config[name] for name in names if config.get(name) is not None}
     if isinstance(checkpoint.model, EncoderDecoder):  # or else it ends after 20 tokens
         made["max_length"] = _context(checkpoint)
-    own = checkpoint.card.get("generation") or {}
+    asked = checkpoint.card.get("generation") or {}
+    own = {name: value for name, value in asked.items() if name in SEARCH and name != "num_beam_groups"}
+    beams, texts = own.get("num_beams", 1), own.get("num_return_sequences", 1)
+    if not type(beams) is type(texts) is int or texts > beams:  # which `generate` refuses
+        own.pop("num_return_sequences", None)
     if "max_new_tokens" in own:
         made.pop("max_length", None)
     write_json(folder / "generation_config.json", made | own | {"eos_token_id": end_ids(checkpoint)})

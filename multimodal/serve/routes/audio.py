@@ -54,7 +54,7 @@ async def translations(request: Request) -> Response:
 async def _respond(request: Request, task: str) -> Response:
     server = server_of(request)
     server.models.check()
-    if unknown := next(iter(request.query_params), None):
+    if unknown := next((name for name in request.query_params if name != "api-version"), None):  # Azure's
         raise HttpError(400, f"{unknown[:60]}: must be a field of the form, not of the address", param=unknown[:60])
     async with contextlib.AsyncExitStack() as leave:
         form = await leave.enter_async_context(received(request, server.folder, SMALL))

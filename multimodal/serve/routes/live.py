@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from multimodal.errors import MultimodalError, UsageError
 from multimodal.serve.errors import HttpError, as_http
@@ -127,9 +127,17 @@ async def _send_events(own: Socket) -> None:
 
 
 class ClientSettings(BaseModel):
-    """Part of a session.update."""
+    """Part of a session.update. Settings without a use here have the values that change nothing."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, part: Any) -> Any:
+        """OpenAI takes null for what is left out, but for turn_detection, which it turns off."""
+        if not isinstance(part, dict):
+            return part
+        return {name: value for name, value in part.items() if value is not None or name == "turn_detection"}
 
 
 class FormatSettings(ClientSettings):
@@ -142,6 +150,9 @@ class TurnSettings(ClientSettings):
     silence_duration_ms: FiniteFloat | None = Field(default=None, ge=1000 * SILENCE.low, le=1000 * SILENCE.high)
     prefix_padding_ms: FiniteFloat | None = Field(default=None, ge=1000 * PADDING.low, le=1000 * PADDING.high)
     threshold: FiniteFloat | None = None
+    eagerness: Literal["auto"] | None = None
+    create_response: bool | None = None  # a transcription has no responses
+    interrupt_response: bool | None = None
 
 
 class TranscriptionSettings(ClientSettings):
@@ -153,7 +164,7 @@ class TranscriptionSettings(ClientSettings):
 class InputSettings(ClientSettings):
     format: FormatSettings | None = None
     turn_detection: TurnSettings | None = None
-    transcription: TranscriptionSettings = None  # null would turn it off
+    transcription: TranscriptionSettings | None = None
     noise_reduction: None = None
 
 
@@ -166,9 +177,12 @@ class SessionSettings(ClientSettings):
 
     type: Literal["transcription"] = "transcription"
     object: Literal["realtime.transcription_session"] | None = None
+    id: str | None = None
+    expires_at: int | None = None
+    modalities: list[Literal["text"]] | None = None
     audio: AudioSettings | None = None
     input_audio_format: Literal["pcm16"] | None = None
-    input_audio_transcription: TranscriptionSettings = None
+    input_audio_transcription: TranscriptionSettings | None = None
     input_audio_noise_reduction: None = None
     turn_detection: TurnSettings | None = None
     include: list[str] | None = Field(default=None, max_length=0)
@@ -208,11 +222,11 @@ class Realtime:
     async def send(self, kind: str, **fields: Any) -> None:
         await self.own.socket.send_json({"type": kind, "event_id": _id("event"), **fields})
 
-    async def take(self, event: Mapping[str, Any]) -> None:
-        """Act on a client's event. Raises UsageError, HttpError, ValidationError."""
+    async def take(self, event: Mapping[str, Any], text: str) -> None:
+        """Act on a client's event, which came as `text`. Raises UsageError, HttpError, ValidationError."""
         match event.get("type"):
             case "session.update" | "transcription_session.update":
-                self._update(SessionUpdate.model_validate(event).session or SessionSettings())
+                self._update(SessionUpdate.model_validate_json(text).session or SessionSettings())
                 await self.send("session.updated", session=self.session())
             case "input_audio_buffer.append":
                 samples = base64_bytes(event.get("audio"), "audio")
@@ -328,7 +342,7 @@ async def realtime(socket: WebSocket, intent: str = "transcription", model: str 
                 event: dict[str, Any] = {}
                 try:
                     event = _parsed(message)
-                    await session.take(event)
+                    await session.take(event, message["text"])
                 except (MultimodalError, HttpError, ValidationError) as error:  # the session goes on
                     cause = {"event_id": str(event["event_id"])} if "event_id" in event else {}
                     await session.send("error", error=as_http(error).body["error"] | cause)

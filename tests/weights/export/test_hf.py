@@ -23,6 +23,7 @@ from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.weights.card import searched
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.data import wordpieces
@@ -177,6 +178,24 @@ def test_the_search_of_a_card_is_that_of_the_folder(own, tmp_path):
     found = GenerationConfig.from_pretrained(tmp_path / "out").to_dict()
     assert {key: found[key] for key in own} == own
     assert found["max_length"] == own.get("max_length")
+
+
+@pytest.mark.parametrize(("beams", "texts"), [(1, None), (2, None), (3, 3)])
+def test_generate_takes_the_search_of_a_folder_that_samples(beams, texts, tmp_path):
+    """Its samplers are dropped, without which it has fewer texts than it asks for."""
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = hub_tokenizer(*(given := hub_folder(tmp_path, "chatml")))
+    model = TextTransformer(replace(TEXTS["llama"], vocabulary=given[1]["vocab_size"], tied=False))
+    odd = {"num_beam_groups": beams, "diversity_penalty": 0.5, "penalty_alpha": 0.6, "top_k": 4}
+    asked = {"do_sample": True, "num_return_sequences": 3, "num_beams": beams, "no_repeat_ngram_size": 2} | odd
+    save_folder(Checkpoint(model, tokenizer, card={"generation": searched(asked)}), tmp_path / "own")
+    export(tmp_path / "own", tmp_path / "out", to="hf")
+    found = optional_json(tmp_path / "out" / "generation_config.json")
+    assert not {"num_beam_groups", "diversity_penalty", "penalty_alpha"} & {*found}
+    assert (found["num_beams"], found["no_repeat_ngram_size"], found.get("num_return_sequences")) == (beams, 2, texts)
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert len(made.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4)) == (texts or 1)
 
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
