@@ -1,6 +1,7 @@
 """Speech datasets: recordings with transcripts from manifests, with features cached or computed on reading."""
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 ZWNJ, ZWJ, DIVIDER = "\u200c", "\u200d", "\u200b"  # the last divides words (Thai, Khmer)
 INSIDE = f"'{ZWNJ}{ZWJ}"
+OTHER = re.compile("[^a-z0-9']+")  # of ASCII
 
 
 class SpeechFrames(NamedTuple):
@@ -37,7 +39,10 @@ class SpeechFrames(NamedTuple):
 def plain(text: str) -> str:
     """Normalize a transcript: lower case, composed letters with their marks, digits and apostrophes, single spaces.
     Joiners stay inside of words, where they are spelling (Persian, Sinhala); other invisible characters go."""
-    text = normalize("NFC", text.replace("’", "'").replace(DIVIDER, " ").lower())
+    text = text.replace("’", "'").replace(DIVIDER, " ").lower()
+    if text.isascii():
+        return " ".join(OTHER.sub(" ", text).split())
+    text = normalize("NFC", text)
     kept = "".join(c if category(c)[0] in "LMN" or c in INSIDE else "" if category(c) == "Cf" else " " for c in text)
     words = (word.lstrip(ZWNJ + ZWJ).rstrip(ZWNJ) for word in kept.split())  # Malayalam ends words with a ZWJ
     return " ".join(filter(None, words))

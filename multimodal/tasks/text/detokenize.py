@@ -33,10 +33,13 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.decode, self.stops = tokenizer.decode, stops
         self.ids = list(prompt[-BEFORE:])
+        self.silent = tokenizer.control | {tokenizer.unknown_id}  # no context: they decode to nothing
         self.first, self.read = 0, len(self.ids)  # ids first..read are decoded; they are the context of the next one
         self.withheld, self.stopped = "", False
 
     def add(self, token: int) -> str:
+        if token in self.silent:
+            return ""
         self.ids.append(token)
         head, whole = (self.decode(self.ids[self.first : end]) for end in (self.read, len(self.ids)))
         if whole.endswith(HALF) or not whole.startswith(head):

@@ -14,6 +14,7 @@ MOST_SECONDS = 20.0
 MOST_SIZE = 1 << 20  # elements that one operation may take, and the largest number
 ELEMENT = 16  # characters that weigh like an element, by memory
 OPERATION = 64  # what weighs like an operation, by time
+TEXTS, LISTS, NUMBERS = (str, bytes), (list, tuple, dict), (int, float)  # unions of types are slower
 
 
 class RenderBudget:
@@ -23,16 +24,19 @@ class RenderBudget:
         self.lines, self.most, self.end = MOST_LINES, MOST_WORK + FOR_EACH * length, monotonic() + MOST_SECONDS
         self.work = self.most
 
-    def spend(self, lines: int = 0, work: int = 0) -> None:
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0 or monotonic() > self.end:
+            self.refuse()
+
+    def refuse(self) -> None:
         from jinja2.exceptions import SecurityError
 
-        self.lines, self.work = self.lines - lines, self.work - work
         if self.lines < 0:
             raise SecurityError(f"does not end within {MOST_LINES} steps")
         if self.work < 0:
             raise SecurityError(f"takes and makes more than {self.most} characters in all")
-        if monotonic() > self.end:
-            raise SecurityError(f"does not end within {MOST_SECONDS:g} seconds")
+        raise SecurityError(f"does not end within {MOST_SECONDS:g} seconds")
 
 
 _budget: ContextVar[RenderBudget] = ContextVar("_budget")  # of the rendering in this thread
@@ -45,7 +49,9 @@ def bounded(length: int) -> Iterator[None]:
     budget = RenderBudget(length)
 
     def line(frame: Any, event: str, argument: Any) -> Any:
-        budget.spend(lines=1)
+        budget.lines -= 1
+        if budget.lines < 0 or monotonic() > budget.end:
+            budget.refuse()
         return line
 
     before, token = sys.gettrace(), _budget.set(budget)
@@ -58,14 +64,14 @@ def bounded(length: int) -> Iterator[None]:
 
 
 def charge(work: int) -> None:
-    _budget.get().spend(work=work)
+    _budget.get().spend(work)
 
 
 def size(value: Any) -> int:
     """Weight of a value without what its elements hold."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, TEXTS):
         return len(value)
-    return ELEMENT * len(value) if isinstance(value, list | tuple | dict) else 0
+    return ELEMENT * len(value) if isinstance(value, LISTS) else 0
 
 
 def weight(value: Any) -> int:
@@ -74,19 +80,24 @@ def weight(value: Any) -> int:
     from jinja2.exceptions import SecurityError
     from jinja2.utils import Namespace
 
+    if type(value) is str:  # almost always
+        return len(value)
     found, elements, left = 0, 0, [value]
     while left:
         one = left.pop()
+        if type(one) is str:
+            found += len(one)
+            continue
         if isinstance(one, Namespace):
             one = one._Namespace__attrs
         elif isinstance(one, MappingView):
             one = list(one)
         found += size(one)
-        if not isinstance(one, list | tuple | dict):
+        if not isinstance(one, LISTS):
             continue
         elements += len(one)
         if elements > MOST_SIZE:
             raise SecurityError(f"more than {MOST_SIZE} elements")
         held = [*one, *one.values()] if isinstance(one, dict) else one
-        left += [each for each in held if not isinstance(each, int | float)]
+        left += [each for each in held if not isinstance(each, NUMBERS)]
     return found

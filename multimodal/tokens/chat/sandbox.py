@@ -2,14 +2,14 @@
 of them take and make is charged to the rendering's budget."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, MappingView
+from collections.abc import Callable, Iterable, Iterator, MappingView, Sequence
 from datetime import datetime
 from functools import cache, wraps
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from multimodal.tokens.chat.budget import MOST_SIZE, OPERATION, charge, size, weight
+from multimodal.tokens.chat.budget import LISTS, MOST_SIZE, OPERATION, TEXTS, charge, size, weight
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -21,8 +21,13 @@ MULTIPLYING = {"replace", "join", "indent", "wordwrap", "expandtabs", "translate
 # filters and methods that take a value without its elements, or these without what they hold
 CONSTANT = {"length", "first", "last", "default", "d", "get", "items", "keys", "values"}
 SHALLOW = {"list", "map", "select", "selectattr", "reject", "rejectattr", "batch", "slice"}
+SPECIAL = {*MULTIPLYING, *CONSTANT, "*", "sum"}
 COMPARING = {"in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge",
              ">=", "lower", "upper"}  # fmt: skip
+# whose results do not grow with a number
+EXACT = {*COMPARING, "+", "%", "compared", "output", "string", "int", "float", "abs", "default", "d"}
+USUAL = frozenset({str, int, bool, float, type(None), list, tuple, dict})
+UNREAD = (Iterator, MappingView, range)
 
 
 @cache
@@ -74,7 +79,7 @@ def compiled(template: str) -> "Template":
 
     # without its optimizer, which computes constants once and writes them out
     made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"],
-                   optimized=False, finalize=pass_context(lambda context, value: _weighed(value)))  # fmt: skip
+                   optimized=False, finalize=pass_context(_output))  # fmt: skip
     _guard(made)
     made.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     del made.globals["lipsum"]  # text of any length
@@ -87,7 +92,7 @@ def compiled(template: str) -> "Template":
 def _guard(made: Any) -> None:
     """Let filters and tests check and charge what they take and make."""
     made.filters = {name: _guarded(name, function) for name, function in made.filters.items() if name != "format"}
-    made.filters |= {"tojson": _guarded("tojson", _json), "made": _charged, "compared": _guarded("compared", _listed),
+    made.filters |= {"tojson": _guarded("tojson", _json), "made": _charged, "compared": _compared,
                      "count": made.filters["length"]}  # fmt: skip
     made.tests = {
         name: _guarded(name, function) if name in COMPARING else function for name, function in made.tests.items()
@@ -102,10 +107,13 @@ def _with_charges(template: Any) -> Any:
     def filtered(node: nodes.Node, name: str) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
+    def short(node: nodes.Node) -> bool:
+        return isinstance(node, nodes.Const) and len(str(node.value)) <= OPERATION
+
     class Charges(NodeTransformer):
         def visit(self, node: Any, *args: Any) -> Any:
             self.generic_visit(node)
-            if isinstance(node, nodes.Compare | nodes.Operand):
+            if isinstance(node, nodes.Compare | nodes.Operand) and not short(node.expr):
                 node.expr = filtered(node.expr, "compared")
             copied = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
             made = isinstance(node, nodes.List | nodes.Dict | nodes.Tuple) and getattr(node, "ctx", "load") == "load"
@@ -126,28 +134,49 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _listed(value: Any) -> Any:
     """Turn what has no weight before it is read into a list."""
-    return list(islice(value, MOST_SIZE + 1)) if isinstance(value, Iterator | MappingView | range) else value
+    if type(value) in USUAL:
+        return value
+    return list(islice(value, MOST_SIZE + 1)) if isinstance(value, UNREAD) else value
+
+
+def _compared(value: Any) -> Any:
+    value = _listed(value)
+    check("compared", (value,))
+    return value
 
 
 def _charged(value: Any) -> Any:
     """Charge what an operation has made: an iterator (which stays one, as it is true) as it is read."""
-    if isinstance(value, Iterator):
+    if type(value) not in USUAL and isinstance(value, Iterator):
         return map(_charged, value)
     if work := size(value):
         charge(work)
     return value
 
 
-def check(name: str, operands: Iterable[Any]) -> None:
+def check(name: str, operands: Sequence[Any]) -> None:
     """Raise SecurityError if the operation `name` takes or could make something large."""
+    work = OPERATION
+    for one in operands:
+        if type(one) is str:
+            work += len(one)
+        elif one is not None and one is not True and one is not False:
+            work = MOST_TEXT
+    if work < MOST_TEXT and name not in SPECIAL:  # texts alone, almost always
+        charge(work)
+    else:
+        _check(name, operands)
+
+
+def _check(name: str, operands: Sequence[Any]) -> None:
     from jinja2.exceptions import SecurityError
     from jinja2.utils import Namespace
 
-    operands = list(operands)
-    counts = [x for x in operands if isinstance(x, int)]
+    # the number that tojson writes repeats nothing
+    counts = [x for x in operands[name == "tojson" :] if isinstance(x, int)]
     numbers = [x for x in counts if abs(x) > MOST_SIZE]
-    held = [x for x in operands if isinstance(x, str | bytes | list | tuple | dict | Namespace | MappingView)]
-    if numbers and (held or name not in ("+", "*")):
+    held = [x for x in operands if isinstance(x, (*TEXTS, *LISTS, Namespace, MappingView))]
+    if numbers and name not in EXACT and (held or name != "*"):
         raise SecurityError(f"the number {numbers[0]} is larger than {MOST_SIZE}")
     if sum(x.bit_length() for x in counts) > MOST_BITS:
         raise SecurityError(f"{name} makes a number of more than {MOST_BITS} bits")
@@ -165,8 +194,8 @@ def check(name: str, operands: Iterable[Any]) -> None:
     charge(work)
 
 
-def _weighed(value: Any) -> Any:
-    check("output", [value])
+def _output(context: Any, value: Any) -> Any:
+    check("output", (value,))
     return value
 
 
@@ -175,7 +204,8 @@ def _joined(parts: Iterable[Any]) -> str:
 
     texts, total = [], 0
     for part in parts:
-        texts.append(str(_weighed(part)))
+        check("output", (part,))
+        texts.append(str(part))
         total += len(texts[-1])
         if total > MOST_TEXT:
             raise SecurityError(f"made more than {MOST_TEXT} characters")

@@ -60,6 +60,18 @@ def test_tokens_of_bytes_are_whole_characters_whatever_stands_beside_them():
         assert found.tolist() == [True, False]
 
 
+def test_a_control_token_within_a_text_takes_no_blank():
+    names = ["<unk>", "</s>", "▁jacket", "flU"]
+    backend = tokenizers.Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    backend.decoder = decoders.Metaspace()
+    tokenizer = HubTokenizer(json.loads(backend.to_str()), {"</s>": 1}, len(names), 1, unknown_id=0)
+    for before, ids in (([], [2, 1, 2, 0, 0, 2, 3, 1]), ([2, 1], [1, 2, 3]), ([1], [2, 1, 2])):
+        growing = IncrementalDetokenizer(tokenizer, before)
+        parts = [growing.add(token) for token in ids]
+        assert "".join(parts) + growing.end(True) == continuation(tokenizer, before, ids)
+        assert parts.count(" jacket") + parts.count("jacket") == ids.count(2)
+
+
 def test_a_stop_ends_the_text_wherever_tokens_split_it():
     tokenizer = ByteTokenizer()
 

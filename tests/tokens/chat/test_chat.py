@@ -134,6 +134,15 @@ def test_what_a_user_wrote_is_no_control_token(kind, texts, tmp_path):
     assert "".join(texts).replace(MARK, "") in tokenizer.decode(ids)
 
 
+def test_numbers_may_be_as_large_as_times():
+    template = (
+        "{% set t = 1700000000 %}{{ t > 3 }}{{ 1700000000 == t }}{{ t is gt 20240101 }}{{ t in [t] }}{{ t + t }}"
+        "{{ t - 2000000000 }}{{ t * 1000 }} {{ t | tojson }}{% if t is eq t %}{{ {'t': t} | tojson }}{% endif %}"
+    )
+    made = render(template, read_messages([{"role": "user", "content": "a"}]), ())
+    assert made == "TrueTrueTrueTrue3400000000-3000000001700000000000 1700000000" + '{"t": 1700000000}'
+
+
 DOUBLE = "{{% set n = namespace(x={1}) %}}{{% for i in range(60) %}}{{% set n.x = {0} %}}{{% endfor %}}{{{{ n.x }}}}"
 
 REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list) %}}"
@@ -150,6 +159,7 @@ REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list
         ("{% if %}", "Expected an expression"),
         ("{{ messages[7].role.name }}", "has no element 7"),
         ("{{ 'a' * 10000000 }}", "the number 10000000 is larger"),
+        ("{{ 5 | tojson(10000000) }}", "the number 10000000 is larger"),
         ("{{ [1] * 1000 * 1000 * 2 }}", "makes more than"),
         ("{{ 'a' | center(100000000) }}", "the number 100000000 is larger"),
         ("{{ 'a'.ljust(100000000) }}", "the number 100000000 is larger"),

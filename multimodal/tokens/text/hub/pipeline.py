@@ -117,7 +117,7 @@ class HubTokenizer(Tokenizer):
         decoder = self._backend.decoder
         if not decoder:
             return " ".join(tokens)
-        if self._falls_back:
+        if self._falls_back and "<0x" in "".join(tokens):
             tokens = _whole_characters(tokens)
         with no_panic(f"ids {ids[:5]}", TextError):
             return decoder.decode(tokens) if tokens else ""
