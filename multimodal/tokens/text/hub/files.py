@@ -7,7 +7,7 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, read_json, shown
 from multimodal.tokens.text.hub.added import added_tokens, class_name, completed
-from multimodal.tokens.text.hub.pipeline import BYTE, FILE, HubTokenizer, naming_pipeline, vocabulary
+from multimodal.tokens.text.hub.pipeline import BYTES, FILE, HubTokenizer, naming_pipeline, vocabulary
 from multimodal.tokens.text.languages import language_of
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer, extended_model
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
@@ -234,7 +234,7 @@ def _made(
         special = {token["content"] for token in pipeline.get("added_tokens") or [] if token.get("special")}
         special |= {*named.values(), *_more(record)}
         if pipeline["model"].get("byte_fallback"):  # some files list its bytes, which spell texts, as special
-            special = {name for name in special if not BYTE.fullmatch(name)}
+            special = {name for name in special if name not in BYTES}
         if "mask" not in named and len(masks := [token for token in MASKS if token in special]) == 1:
             named["mask"] = masks[0]
         control = {token: vocab[token] for token in sorted(special) if token in vocab}

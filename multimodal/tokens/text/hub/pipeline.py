@@ -2,12 +2,12 @@
 
 import copy
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
+from string import hexdigits
 from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError, TextError, one_line
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
-BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # token of a byte
+BYTES = {f"<0x{a}{b}>" for a in hexdigits for b in hexdigits}  # tokens of bytes
 STRIPS = ("lstrip", "rstrip", "single_word")
 IDS = ("pad_id", "bos_id", "eos_id", "mask_id", "unknown_id")
 
@@ -117,7 +117,7 @@ class HubTokenizer(Tokenizer):
         decoder = self._backend.decoder
         if not decoder:
             return " ".join(tokens)
-        if self._falls_back and "<0x" in "".join(tokens):
+        if self._falls_back and not BYTES.isdisjoint(tokens):
             tokens = _whole_characters(tokens)
         with no_panic(f"ids {ids[:5]}", TextError):
             return decoder.decode(tokens) if tokens else ""
@@ -185,11 +185,13 @@ def _whole_characters(tokens: list[str]) -> list[str]:
     """Tokens with U+FFFD in place of each byte of no whole character, as SentencePiece decodes them: the `tokenizers`
     library drops all characters of a run of bytes of which one is wrong, or not written yet."""
     made = list[str]()
-    for named, run in groupby(tokens, lambda token: BYTE.fullmatch(token) is not None):
-        if named:
-            text = bytes(int(token[3:5], 16) for token in run).decode(errors="surrogateescape")
-            run = chain.from_iterable(["\ufffd"] if "\udc80" <= c <= "\udcff" else _spelled(c) for c in text)
-        made += run
+    for named, group in groupby(tokens, BYTES.__contains__):
+        run = list(group)
+        text = bytes.fromhex("".join([token[3:5] for token in run])).decode(errors="surrogateescape") if named else ""
+        if not text.isascii():
+            made += chain.from_iterable(["\ufffd"] if "\udc80" <= c <= "\udcff" else _spelled(c) for c in text)
+        else:
+            made += run
     return made
 
 
