@@ -1,7 +1,6 @@
 """Loops, prompts that are read back, and the account of what was left out."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
