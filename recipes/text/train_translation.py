@@ -42,13 +42,13 @@ from itertools import permutations
 from pathlib import Path
 
 import torch
-from sacrebleu.metrics import BLEU
 from torch import nn
 
 from multimodal.data.loader import unchanged
 from multimodal.data.mixture import direction_repeats
 from multimodal.errors import UsageError, demand
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.tasks.evaluate.scores import bleu as corpus_bleu
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
@@ -135,8 +135,8 @@ def translated(made: Checkpoint, texts: dict[str, list[str]], a: str, b: str, be
 
 
 def bleu(made: Checkpoint, texts: dict[str, list[str]], a: str, b: str, beams: int) -> float:
-    """BLEU of the translations of `texts[a]` against `texts[b]`, at corpus level (sacrebleu's defaults: 13a, cased)."""
-    return BLEU().corpus_score(translated(made, texts, a, b, beams), [texts[b]]).score
+    """BLEU of the translations of `texts[a]` against `texts[b]`, as `multimodal evaluate translation` counts it."""
+    return corpus_bleu(texts[b], translated(made, texts, a, b, beams), b)
 
 
 class TranslationValidation:

@@ -17,9 +17,9 @@ from multimodal.weights.vision import clip_hf
 # the sizes that LlamaConfig, MistralConfig and Qwen2Config have by default, which files of such models leave out
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-              "num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+              "num_attention_heads": 32, "rms_norm_eps": 1e-6},
     "mistral": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 131072},
+                "num_attention_heads": 32, "rms_norm_eps": 1e-6},
     "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
               "num_attention_heads": 32},
 }  # fmt: skip
