@@ -134,6 +134,8 @@ def output_file(path: str | None, flag: str, endings: Collection[str], outputs: 
     """A file that a flag names to be written, checked before any work; its folder is made. Raises UsageError."""
     if path is None:
         return None
+    if path == "-":
+        raise UsageError(f"{flag} -: expected a file's name")
     file = Path(path)
     if endings and not file.name.lower().endswith(tuple(endings)):
         raise UsageError(f"{flag} {path}: must end in {' or '.join(endings)}")

@@ -37,7 +37,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multimodal.data.manifests import read_text
+from multimodal.data.manifests import read_aligned, read_text
 from multimodal.errors import UsageError, at_least, demand
 from multimodal.system.outputs import write_output
 from multimodal.tasks.text.embed import embed
@@ -126,13 +126,18 @@ def _best(found: Iterator[Found]) -> Iterator[Found]:
 
 
 def read(s: MiningRun) -> dict[str, Lines]:
-    """Raises UsageError, and DataError for a file that cannot be read."""
-    made: dict[str, Lines] = {}
+    """Raises UsageError, and DataError for a file that cannot be read, or aligned ones of different lengths."""
+    paths: dict[str, Path] = {}
     for one in s.texts:
         name, equals, path = one.partition("=")
-        if not equals or not path or name in made:
+        if not equals or not path or name in paths:
             raise UsageError(f"{one}: expected LANGUAGE=FILE, each language once", argument="texts")
-        texts = [" ".join(line.split()) for line in read_text(Path(path)).split("\n")]
+        paths[name] = Path(path)
+    files = [*paths.values()]
+    read_all = read_aligned(files) if s.aligned else [read_text(path).split("\n") for path in files]
+    made: dict[str, Lines] = {}
+    for (name, path), raw in zip(paths.items(), read_all, strict=True):
+        texts = [" ".join(line.split()) for line in raw]
         numbers = [i for i, text in enumerate(texts) if text]
         if s.aligned:
             draw = random.Random(f"{s.seed} {name}")

@@ -249,13 +249,16 @@ def test_lines_end_at_newlines_alone(load_recipe, tmp_path):
     assert spoken == {(de, en) for en, de in pairs}
 
 
-def test_translations_of_other_numbers_of_lines_are_not_spoken(load_recipe, tmp_path, last_line):
+def test_translations_of_other_numbers_of_lines_are_neither_spoken_nor_aligned(load_recipe, tmp_path, last_line):
     (tmp_path / "de").write_text("ein Hund\nzwei Hunde\n")
     (tmp_path / "en").write_text("one dog\n")
     args = [str(tmp_path / "m.jsonl"), "--language", "de", "--texts", str(tmp_path / "de"), "--count", "9"]
     line = last_line(lambda: start(load_recipe("speak_languages").main, [*args, "--english", str(tmp_path / "en")]))
-    assert line.endswith(f"en: expected 2 lines as in {tmp_path}/de (got 1)")
+    wrong = f"en: expected 2 lines as in {tmp_path}/de (got 1)"
+    assert line.endswith(wrong)
     assert not (tmp_path / "m.jsonl").exists()
+    args = ["--texts", f"de={tmp_path}/de", f"en={tmp_path}/en", "--out", str(tmp_path / "m"), "--aligned"]
+    assert last_line(lambda: start(load_recipe("mine_pairs").main, args)).endswith(wrong)
 
 
 @pytest.mark.parametrize(("text", "share", "line"), [
