@@ -45,6 +45,8 @@ class Contrastive(Objective):
     ):  # fmt: skip
         super().__init__(model)
         self.keep, self.exchange = keep, exchange
+        # Radford et al. 2021, section 2.5; SigLIP's checkpoints have a larger one, such as 117
+        self.highest = max(math.log(100), model.logit_scale.item())
         self.register_buffer("table", fits, persistent=False)
 
     def forward(self, batch: Pairs) -> tuple[Tensor, ...]:
@@ -112,7 +114,7 @@ class Contrastive(Objective):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        self.model.logit_scale.clamp_(max=math.log(100))  # Radford et al. 2021, section 2.5
+        self.model.logit_scale.clamp_(max=self.highest)
 
 
 def wide(x: Tensor) -> Tensor:

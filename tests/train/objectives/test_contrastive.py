@@ -136,11 +136,16 @@ def test_what_is_dropped_is_dropped_again():
     assert not torch.equal(seen[0], objective.eval()(cut(pairs(8), [4, 4])[0])[0])
 
 
-def test_scale_is_bounded_after_a_step():
-    objective = Contrastive(tiny("softmax"))
-    torch.nn.init.constant_(objective.model.logit_scale, 6.0)
+@pytest.mark.parametrize(("loaded", "kept"), [(2.0, math.log(100)), (4.77, 4.77)])  # SigLIP's is over 100
+def test_scale_is_bounded_after_a_step_but_not_below_the_loaded_one(loaded, kept):
+    model = tiny("softmax")
+    torch.nn.init.constant_(model.logit_scale, loaded)
+    objective = Contrastive(model)
     objective.after_step()
-    assert objective.model.logit_scale.item() == pytest.approx(math.log(100))
+    assert model.logit_scale.item() == pytest.approx(loaded)
+    torch.nn.init.constant_(model.logit_scale, 6.0)
+    objective.after_step()
+    assert model.logit_scale.item() == pytest.approx(kept)
 
 
 def test_unequal_counts_need_to_say_what_fits():
