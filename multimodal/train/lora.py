@@ -133,14 +133,16 @@ def _add_lora(model: nn.Module, s: LoraSettings, frozen: Sequence[str], fresh: S
 
 
 def adapters(model: nn.Module) -> dict[str, list[str]]:
-    """Return the rank, scale and layers of a model's adapters as part of the meaning of its weights."""
+    """Return the rank, scale and layers of a model's adapters, and the names of the trained parameters, which states of
+    optimizers lack, as part of the meaning of a training state."""
+    trained = {"trained parameters": [name for name, p in model.named_parameters() if p.requires_grad]}
     found = next(
         (vars(module)["peft_config"]["default"] for module in model.modules() if "peft_config" in vars(module)), None
     )
     if found is None:
-        return {"LoRA settings": ["none"]}
+        return {"LoRA settings": ["none"]} | trained
     layers = sorted({name.rpartition(".")[2] for name in found.target_modules})
-    return {"LoRA settings": [f"rank {found.r} and alpha {found.lora_alpha:g} on {' '.join(layers)}"]}
+    return {"LoRA settings": [f"rank {found.r} and alpha {found.lora_alpha:g} on {' '.join(layers)}"]} | trained
 
 
 def merge(model: nn.Module) -> nn.Module:

@@ -56,6 +56,21 @@ def test_other_adapters_are_refused(tmp_path, changes, now):
     adapted(2, settings).fit()
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_other_frozen_parts_are_refused(tmp_path, rank):
+    """Their moments would fit by position and shape, in the wrong parameters."""
+
+    def half_frozen(steps: int, block: int) -> Loop:
+        net = tiny_run.model()
+        adapt(net, LoraSettings((f"stack.blocks.{block}",), lora_rank=rank))
+        return tiny_run.loop(tmp_path, net=net, steps=steps, resume=True)
+
+    half_frozen(1, 0).fit()
+    with pytest.raises(CheckpointError, match=r"fit this run: trained parameters .*were .*blocks\.1.*, now .*blocks\.0"):
+        half_frozen(2, 1).fit()
+    half_frozen(2, 0).fit()
+
+
 def test_a_tokenizer_learned_again_differs(tmp_path):
     start = Checkpoint(tiny_run.model())
     learned = lambda text: meaning_of(Checkpoint(start.model, BytePairTokenizer.train([text], 260)))
