@@ -16,7 +16,8 @@ class ExportOptions(OptionSet):
                      "transformers loads; ctranslate2: one that CTranslate2 and faster-whisper load; "
                      "gguf: a file for llama.cpp",
                      choices=tuple(STORES))  # fmt: skip
-    store: str = option("float32", "number type of the weights: float32 or int8 for onnx, a float for hf",
+    store: str = option("float32", "number type of the weights: float32 or int8 for onnx, a float for hf, "
+                        "a float or int8 for ctranslate2 and gguf",
                         choices=(*FLOATS, "int8"))  # fmt: skip
     overwrite: bool = option(False, "replace an earlier export")
 

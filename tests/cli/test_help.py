@@ -7,6 +7,7 @@ import pytest
 
 from multimodal.cli import main
 from multimodal.cli.parser import RARE, Parser
+from multimodal.weights.hub.listing import list_models
 
 COLUMNS, LINES = 100, 100
 
@@ -43,13 +44,17 @@ def test_help_fits_two_screens_and_ends_with_examples(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ALL)
 def test_examples_are_taken(name):
-    """Each example passes the parser and the checks of its command."""
+    """Each example passes the parser and the checks of its command; a model is a path or has a known name."""
+    models = list_models()
+    known = {*models["shipped"], *models["sizes"], *(model["name"] for model in models["public"])}
     lines = [line.partition("#")[0].strip() for line in ALL[name].epilog.splitlines()]
     taken = [line.rpartition("| ")[2].partition(" > ")[0] for line in lines if "multimodal " in line]
     assert taken
     for line in taken:
         words = shlex.split(line[line.index("multimodal ") :])
-        main.parser().parse_args(words[1:])
+        options = main.parser().parse_args(words[1:])
+        named = {getattr(options, "model", None), *(getattr(options, "models", None) or ())} - {None}
+        assert {model for model in named if "/" not in model} <= known, line
 
 
 def test_words_are_one_vocabulary():

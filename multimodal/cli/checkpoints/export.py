@@ -9,7 +9,7 @@ from multimodal.export.options import ExportOptions
 from multimodal.system.options import add_flags as add_option_flags
 
 EXAMPLES = """examples:
-  multimodal export clip-vit-16 --to onnx clip-onnx/              # graphs, tokenizer and a client of 60 lines
+  multimodal export clip-vit-16 --to onnx clip-onnx/              # graphs, tokenizer and a client of 80 lines
   multimodal export gpt-mini --to onnx gpt-onnx/ --store int8     # a quarter of the size
   multimodal export gpt-mini --to hf gpt-hf/                      # transformers loads it
 """

@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        return fail(UsageError(f"serve: {error.name} is not installed (pip install 'multimodal[serve]')"))
+        return fail(UsageError(f"serve: {error.name} is not installed (pip install '.[serve]')"))
     from multimodal.serve.run import serve
 
     given = {

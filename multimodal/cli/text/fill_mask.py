@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 
 def add_flags(p: Parser) -> None:
-    p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] --model MODEL [flags]", EXAMPLES
+    p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] [flags]", EXAMPLES
     p.add_argument("texts", nargs="+", metavar="TEXT", help="with the mask as the model's vocabulary writes it: "
                    "[MASK], <mask>; T5's spans are <extra_id_0>, <extra_id_1>, …")  # fmt: skip
     add_option_flags(p, FillMaskOptions)

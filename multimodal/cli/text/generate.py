@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multimodal.tasks.text.generate import Continuation, TextWriter
 
 EXAMPLES = """examples:
-  multimodal generate --model stories260K --prompt "" --temperature 0
+  multimodal generate "A man in a" --max_new_tokens 12
   multimodal generate "Once upon a time" -m gpt2/ --top_p 0.9 --num_return 3 --seed 1
   multimodal generate --file prompts.txt -m t5-small/ --beam_size 4 --format json
   multimodal generate "Why is the sky blue?" -m qwen3/ --chat --system "Answer in one sentence."
@@ -36,7 +36,7 @@ SEARCH = [name for name in (*DecodingOptions.declared, "min_p", "num_return", "s
 
 
 def add_flags(p: Parser) -> None:
-    p.usage = "%(prog)s (TEXT [TEXT ...] | --prompt TEXT | --file FILE) --model MODEL [flags]"
+    p.usage = "%(prog)s (TEXT [TEXT ...] | --prompt TEXT | --file FILE) [flags]"
     p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="prompts, or - for the lines of stdin")
     p.add_argument("--prompt", metavar="TEXT", help="the same for one; it may be empty")

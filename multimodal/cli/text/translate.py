@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multimodal.tasks.text.translate import SourceText, Translation, TranslationWriter
 
 EXAMPLES = """examples:
-  multimodal translate "A dog runs." --from en --to de --model translator
+  multimodal translate "A dog runs." --from en --to de
   multimodal translate --file news.txt --from German --to French -m m2m100_418M/ -o nouvelles.txt
   cat news.txt | multimodal translate - -m opus-mt-en-de/ --format jsonl
 """

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from multimodal.tasks.caption.caption import CaptionWriter
 
 EXAMPLES = """examples:
-  multimodal caption photo.jpg --model captioner --beam_size 4
-  multimodal caption photos/ --model captioner -o photos.csv                # call it again to go on after a stop
-  multimodal caption photos/ --model captioner --format txt-per-image       # photos/a.txt beside photos/a.jpg
-  multimodal caption clip.mp4 --model captioner --max_frames 4              # or --per_clip for one caption
-  multimodal caption photo.jpg --model captioner --top_p 0.9 --num_captions 5 --seed 1
+  multimodal caption photo.jpg --beam_size 4
+  multimodal caption photos/ -o photos.csv                # rerun to resume after a stop
+  multimodal caption photos/ --format txt-per-image       # photos/a.txt beside photos/a.jpg
+  multimodal caption clip.mp4 --max_frames 4              # or --per_clip for one caption
+  multimodal caption photo.jpg --model blip-base --top_p 0.9 --num_captions 5 --seed 1
 """
 STYLES = ("table", "csv", "jsonl", "json", "txt-per-image")
 COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]

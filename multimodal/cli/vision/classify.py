@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 USAGE = "%(prog)s IMAGE [IMAGE ...] [--labels LABEL [LABEL ...]] [flags]"
 EXAMPLES = """examples:
   multimodal classify photo.jpg --labels "a dog" "a cat"
-  multimodal classify photos/ --labels_file names.txt -o photos.csv          # call it again to go on after a stop
+  multimodal classify photos/ --labels_file names.txt -o photos.csv          # rerun to resume after a stop
   multimodal classify --labels_file names.txt --calibrate labelled/ --threshold 0.5 --save_classifier pets.safetensors
   multimodal classify photos/ --classifier pets.safetensors -o photos.csv
   multimodal classify clip.mp4 --labels "a dog" "a cat" --every_s 2
