@@ -146,11 +146,16 @@ class Attention(nn.Module):
         if self.config.softcap is not None:
             weights = attention_weights(query, key, mask, self.scale, self.config.softcap)
             return self._joined(self._mixed(weights, value))
-        mixed = F.scaled_dot_product_attention(
+        return self._joined(self._fused(query, key, value, mask))
+
+    def _fused(
+        self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
+        mask: Tensor | None,
+    ) -> Float[Tensor, "B H T E"]:  # fmt: skip
+        return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip
-        return self._joined(mixed)
 
     def _gains_from_blocks(self, query: Float[Tensor, "B H T E"], mask: object) -> bool:
         """Return True on a CPU where the relative term of all queries at once would come from memory."""
@@ -171,10 +176,7 @@ class Attention(nn.Module):
                 own, bias = self.relative(own, keys.shape[2], self.scale, offset=rows.stop - columns.stop)
             both = merge(mask, bias)
             both = both if both.dtype == torch.bool else both.to(query.dtype)
-            made.append(F.scaled_dot_product_attention(
-                own, keys, value[:, :, columns], attn_mask=both, scale=self.scale,
-                dropout_p=self.config.dropout if self.training else 0.0, enable_gqa=self.heads != self.kv_heads,
-            ))  # fmt: skip
+            made.append(self._fused(own, keys, value[:, :, columns], both))
         return torch.cat(made, 2)
 
     def _joined(self, mixed: Float[Tensor, "B H T E"]) -> Float[Tensor, "B T _"]:

@@ -110,20 +110,21 @@ class Block(nn.Module):
         super().__init__()
         self.attention = (LinearAttention if config.attention.linear else Attention)(config.attention)
         self.attention_branch = Branch(replace(config, pre_norm=config.pre_norm and config.own_norm), drop_path)
-        feed = partial(
-            FeedForward, config.attention.width, config.hidden, config.activation, config.gated,
-            config.attention.bias if config.feed_bias is None else config.feed_bias, config.dropout,
-        )  # fmt: skip
+        bias = config.attention.bias if config.feed_bias is None else config.feed_bias
+        feed = config.attention.width, config.hidden, config.activation, config.gated, bias, config.dropout
         apart = config.cross is not None and config.cross_block
-        self.own_feed = feed() if apart else None
+        self.own_feed = FeedForward(*feed) if apart else None
         self.own_feed_branch = Branch(config, drop_path) if apart else None
         self.cross = Attention(config.cross) if config.cross else None
         self.cross_branch = Branch(config, drop_path) if config.cross else None
         source_width = config.cross.source_width or config.cross.width if apart else 0
         self.source_norm = make_norm(config.norm, source_width, config.norm_eps) if apart else None
-        feed = partial(feed, inner_norm=config.norm_eps) if config.feed_norm else feed
-        dense = feed if config.experts is None else partial(Experts, config.experts, *feed.args)
-        self.feed = GroupedFeed(groups, *feed.args) if groups else dense()
+        if groups:
+            self.feed = GroupedFeed(groups, *feed)
+        elif config.experts is not None:
+            self.feed = Experts(config.experts, *feed)
+        else:
+            self.feed = FeedForward(*feed, inner_norm=config.norm_eps if config.feed_norm else None)
         self.parallel = config.parallel
         self.feed_branch = Branch(replace(config, pre_norm=config.pre_norm and config.parallel != "one"), drop_path)
 
@@ -224,9 +225,9 @@ class Stack(nn.Module):
             x = torch.where(valid[..., None], x, 0)
         others = (
             capturing() or torch.is_grad_enabled() or self.config.block.parallel is not None
-            or any(p is not None for p in (source, rotate, cache, states, group, pattern, biases))
+            or any(p is not None for p in (source, rotate, cache, states, layers, group, pattern, biases))
         )  # fmt: skip
-        alone = None if others or layers is not None else only
+        alone = None if others else only
         for layer in range(self.config.layers if layers is None else layers):
             if states is not None:
                 states.append(x)

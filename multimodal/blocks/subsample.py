@@ -37,7 +37,7 @@ class Subsample(nn.Module):
             return self._in_parts(features, lengths)
         x = features[:, None]
         for stage in range(len(self.depthwise) + 1):
-            x = self.halve(stage, self._zeroed(x, lengths), 1)
+            x = self.halve(stage, torch.where(padding(lengths, x.shape[2])[:, None, :, None], x, 0), 1)
             lengths = (lengths + 1) // 2
         return self.flat(x), lengths
 
@@ -81,11 +81,6 @@ class Subsample(nn.Module):
     def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:
         return self.project(x.transpose(1, 2).flatten(2))
 
-    @staticmethod
-    def _zeroed(x: Float[Tensor, "B C F M"], lengths: Int[Tensor, "B"]) -> Float[Tensor, "B C F M"]:
-        valid = padding(lengths, x.shape[2])
-        return torch.where(valid[:, None, :, None], x, 0)
-
 
 class SubsampleStream:
     """`Subsample` for features in parts. Output t depends on frames factor·t ± (factor - 1), so each convolution waits
@@ -102,8 +97,8 @@ class SubsampleStream:
             x = F.pad(x if pending is None else torch.cat([pending, x], 2), (0, 0, *edges))
             count = max(x.shape[2] - 1, 0) // 2
             self.pending[stage] = x[:, :, 2 * count :]
-            x = self.stem.halve(stage, x) if count else self._none(stage, x)
+            x = self.stem.halve(stage, x) if count else self._none(x)
         return self.stem.flat(x)
 
-    def _none(self, stage: int, x: Tensor) -> Float[Tensor, "B C 0 M"]:
+    def _none(self, x: Tensor) -> Float[Tensor, "B C 0 M"]:
         return x.new_zeros(len(x), self.stem.first.out_channels, 0, (x.shape[3] + 1) // 2)

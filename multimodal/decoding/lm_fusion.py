@@ -23,11 +23,11 @@ class ShallowFusion:
     longer and better text; small bonuses do not show it."""
 
     def __init__(
-        self, scorer: LogitsProcessor | None, lm: LanguageModel, weight: float, prompt: int, eos: int,
+        self, scorer: LogitsProcessor | None, lm: LanguageModel, weight: float, prompt: int,
         bonus: float = 0.0, starts: "WordStarts | None" = None,
     ):  # fmt: skip
         self.scorer, self.lm, self.weight, self.prompt = scorer, lm, weight, prompt
-        self.eos, self.bonus, self.starts = eos, bonus, starts
+        self.bonus, self.starts = bonus, starts
 
     def __call__(self, ids: Int[Tensor, "R N"], logprobs: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
         scores = logprobs if self.scorer is None else self.scorer(ids, logprobs)

@@ -54,11 +54,15 @@ class NgramModel:
 
     def context(self, history: Ids, word: int) -> Ids:
         """The context of the next word after `history` and `word`."""
-        return (*history, word)[1 - self.order :] if self.order > 1 else ()
+        return self._known((*history, word))
+
+    def _known(self, words: Ids) -> Ids:
+        """The last `order` - 1 of some words: all that the next one depends on."""
+        return words[1 - self.order :] if self.order > 1 else ()
 
     def logprobs(self, history: Ids) -> np.ndarray:
         """Natural log p(word | history) of every word, [W] float32, read-only."""
-        return self._vector(history[1 - self.order :] if self.order > 1 else ())
+        return self._vector(self._known(history))
 
     def logprob(self, text: str) -> float:
         """Natural log-probability of the words of a text and its end."""
@@ -91,13 +95,11 @@ def read_arpa(path: str | Path) -> NgramModel:
     path = path_of(path, CheckpointError, "lm")
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: not a regular file (folder, device, pipe or socket)")
-    lines = _Lines(path)
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else open(path, "rb") as file:
-            lines.file = iter(lambda: file.readline(MOST_LINE), b"")
-            return _read(lines)
+            return _read(_Lines(path, iter(lambda: file.readline(MOST_LINE), b"")))
     except (OSError, EOFError, zlib.error) as error:
         raise CheckpointError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
@@ -105,9 +107,8 @@ def read_arpa(path: str | Path) -> NgramModel:
 class _Lines:
     """The lines of a file, stripped and counted."""
 
-    def __init__(self, path: Path):
-        self.path, self.number = path, 0
-        self.file: Iterator[bytes] = iter(())
+    def __init__(self, path: Path, file: Iterator[bytes]):
+        self.path, self.file, self.number = path, file, 0
 
     def __next__(self) -> bytes:
         self.number += 1

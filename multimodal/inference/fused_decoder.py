@@ -164,9 +164,7 @@ def _rms_norm(weight: Float[Tensor, "D"], eps: float | None) -> Callable[[Tensor
 
 
 def _feed(feed: FeedForward | Experts) -> Callable[[Tensor], Tensor]:
-    if isinstance(feed, Experts):
-        return feed.forward
-    if feed.gate is not None:
+    if isinstance(feed, Experts) or feed.gate is not None:
         return feed.forward
     up, down, activation = feed.up.forward, feed.down.forward, feed.activation
     if isinstance(activation, nn.Identity):  # `up` applies the activation

@@ -245,8 +245,9 @@ def quicker_type() -> torch.dtype:
 
 
 def _encodes_in_int8(model: nn.Module, compute_type: str) -> bool:
-    plain = quicker_type() if compute_type == "int8" and isinstance(model, Whisper) else torch.float32
-    return compute_type == "int8" and prefers_int8(plain)
+    if compute_type != "int8":
+        return False
+    return prefers_int8(quicker_type() if isinstance(model, Whisper) else torch.float32)
 
 
 def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> None:
@@ -274,10 +275,7 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
 
 def _types(model: nn.Module, compute_type: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
     """Types of the towers and of the rest."""
-    speech, text = (
-        isinstance(model, SPEECH),
-        isinstance(model, TextTransformer | EncoderDecoder),
-    )
+    speech, text = isinstance(model, SPEECH), isinstance(model, TextTransformer | EncoderDecoder)
     whole = speech or (text and device.type == "cuda")
     if compute_type in _DTYPES:
         return _DTYPES[compute_type], _DTYPES[compute_type] if whole else torch.float32

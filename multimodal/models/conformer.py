@@ -78,8 +78,8 @@ class ConformerEncoder(nn.Module):
             raise ValueError(f"left {config.left} needs a chunk")
         if config.dynamic and not config.chunk:
             raise ValueError("dynamic needs a chunk")
-        stemless = config.subsample == 1
-        self.stem = None if stemless else Subsample(config.bands, config.width, config.subsample, config.channels)
+        sizes = config.bands, config.width, config.subsample, config.channels
+        self.stem = Subsample(*sizes) if config.subsample > 1 else None
         self.drop = nn.Dropout(config.block.dropout)
         self.blocks = nn.ModuleList(
             ConformerBlock(config.block, config.drop_path * i / max(config.layers - 1, 1)) for i in range(config.layers)
@@ -89,10 +89,7 @@ class ConformerEncoder(nn.Module):
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"], states: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
         """Encoded frames and their number in each row. Padding has no influence."""
-        if self.stem is not None:
-            x, lengths = self.stem(features, lengths)
-        else:
-            x = features
+        x, lengths = (features, lengths) if self.stem is None else self.stem(features, lengths)
         frames = x.shape[1]
         valid, mask = self._masks(lengths, frames)
         rotate = self.rotation(0, frames, x.device)

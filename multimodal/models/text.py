@@ -124,8 +124,7 @@ class TextTransformer(nn.Module):
         states = inner if config.transform or config.tied else config.width
         # any module from states to logits; a tied decoder has none and takes the embedding's transpose
         self.head = nn.Linear(states, config.vocabulary, bias=config.head_bias) if config.tied is False else None
-        bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied and config.head_bias else None
-        self.tied_bias = bias
+        self.tied_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied and config.head_bias else None
         norm = make_norm(block.norm, config.width, block.norm_eps) if config.pool_norm else None
         self.pool = Pool(config.width, config.pool, biased, norm) if config.pool else None
         self.project = Projection(config.width, config.projections) if config.projections else None
@@ -250,8 +249,10 @@ class TextTransformer(nn.Module):
         self, past: int, count: int, cache: Cache | None, positions: Int[Tensor, "*B T"] | None
     ) -> Int[Tensor, "*B T"] | None:
         """The position of each id in its text; None: from `past` on in all rows."""
-        if positions is not None or cache is None or (index := cache.text_positions(count)) is None:
-            return None if positions is None else positions.clamp(min=0)
+        if positions is not None:
+            return positions.clamp(min=0)
+        if cache is None or (index := cache.text_positions(count)) is None:
+            return None
         if self.config.limit and past + count > self.config.limit and not past:
             raise ValueError(f"text of {past + count} tokens is longer than the context {self.config.limit}")
         # padding, and rows that have ended while others continue, may have any position
@@ -326,14 +327,16 @@ class TextTransformer(nn.Module):
         return next(self.parameters()).device
 
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        states, cap = states if self.transform is None else self.transform(states), self.config.logit_cap
-        states = states if self.narrow is None else self.narrow(states)
-        if self.head is not None:
-            logits = self.head(states)
-        else:
-            states = states if self.config.logit_scale == 1 else states * self.config.logit_scale
-            logits = nn.functional.linear(states, self.embed.weight, self.tied_bias)
+        states, cap = self.before_logits(states), self.config.logit_cap
+        tied = self.head is None
+        logits = nn.functional.linear(states, self.embed.weight, self.tied_bias) if tied else self.head(states)
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def before_logits(self, states: Float[Tensor, "*B D"]) -> Float[Tensor, "*B E"]:
+        """Input of the last linear map: of `head`, or of the embedding's transpose."""
+        states = states if self.transform is None else self.transform(states)
+        states = states if self.narrow is None else self.narrow(states)
+        return states if self.head is not None or self.config.logit_scale == 1 else states * self.config.logit_scale
 
     def pooled(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
         """The first token's state, or a causal model's last `valid` one, through the pooler if there is one."""

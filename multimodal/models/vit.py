@@ -133,7 +133,7 @@ class ViT(nn.Module):
         """Prefix tokens and patches, with positions interpolated to the image's size."""
         height, width = images.shape[-2:]
         patch = self.config.patch
-        if self.config.fixed and (height, width) != tuple(self.config.image):
+        if self.config.fixed and (height, width) != self.config.image:
             raise ValueError(
                 f"image size must be {self.config.image}, which relative positions fit (got {height}x{width})"
             )
@@ -145,7 +145,7 @@ class ViT(nn.Module):
         if prefix:
             x = torch.cat([torch.cat(prefix).expand(len(x), -1, -1).to(x.dtype), x], 1)
         if self.positions is not None:
-            x = x + self.grid_positions((height // patch, width // patch)).to(x.dtype)
+            x = x + self.grid_positions(self._grid(images)).to(x.dtype)
         return x if self.stem_norm is None else self.stem_norm(x)
 
     def grid_positions(self, grid: tuple[int, int]) -> Float[Tensor, "N D"]:

@@ -43,7 +43,7 @@ from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
 
-Evaluate = Callable[[nn.Module, int], dict[str, float]]
+Evaluate = Callable[[nn.Module, int], dict[str, float | None]]
 
 
 class Loop:
@@ -286,7 +286,7 @@ class Loop:
     def _announced(self, work: str) -> AbstractContextManager:
         return self.log.paused(f"step {self.done}/{self.settings.steps}: {work}") if self.log else nullcontext()
 
-    def _metrics(self, model: nn.Module, stop: StopSignal) -> dict[str, float]:
+    def _metrics(self, model: nn.Module, stop: StopSignal) -> dict[str, float | None]:
         with stop.checking():
             return self.evaluate(model, self.done)
 
@@ -323,11 +323,6 @@ class Loop:
             "random": random_state(), "meaning": self.meaning, "epoch": self.loader.epoch,
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError, KeyError or RuntimeError for a state that does not fit."""
-        self.state.load_state_dict(state)
-        self._load_counters(state)
-
     def _load_counters(self, state: dict[str, Any]) -> None:
         counters = state["counters"]
         if self.rank == 0:  # the others start at 0, so that the sums are right
@@ -343,11 +338,11 @@ class Loop:
         demand("steps", last := self.settings.steps, state["done"] <= last, f"that of {path.name} or more")
         if (path / SHARDS).is_dir():
             load_shards(path, state, self.state, self.processes)
-            self._load_counters(state)
         elif self.settings.shard:
             raise ValueError("it was saved without shard")
         else:
-            self.load_state_dict(state)
+            self.state.load_state_dict(state)
+        self._load_counters(state)
 
     def save(self) -> None:
         """Save the state. If it cannot be written, training continues, and the run fails if it ends so."""

@@ -90,10 +90,11 @@ def _named(values: Any, but: Sequence[str]) -> Iterator[str | Path]:
 
 def parse(settings: type[Settings], prog: str, description: str | None, args: Sequence[str] | None = None) -> Settings:
     """Parse flags, with `_` or `-`, into settings. Errors are one line. Raises UsageError for an unknown flag."""
-    _refuse_unknown(settings, sys.argv[1:] if args is None else args)
+    args = sys.argv[1:] if args is None else args
+    _refuse_unknown(settings, args)
     message, before = io.StringIO(), os.environ.get("COLUMNS")
     flat = tyro.conf.configure(tyro.conf.OmitArgPrefixes)(settings)
-    if not {"-h", "--help"} & set(sys.argv[1:] if args is None else args):
+    if not {"-h", "--help"} & set(args):
         os.environ["COLUMNS"] = "1000"  # tyro wraps its message there, even inside a path
     try:
         with contextlib.redirect_stderr(message):

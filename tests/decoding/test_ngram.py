@@ -223,7 +223,7 @@ def test_in_a_beam_the_most_probable_text_of_the_model_wins(recipe, tmp_path):
     texts = ["we went home"] * 9 + ["we went out", "rain fell"]
     tokenizer = BytePairTokenizer.train(texts, 270)
     scorer = WordScorer(read_arpa(made(recipe, tmp_path, texts, 3)), tokenizer)
-    rule = ShallowFusion(None, scorer, 1.0, 1, tokenizer.eos_id)
+    rule = ShallowFusion(None, scorer, 1.0, 1)
     heard = torch.full((tokenizer.vocab_size,), -math.inf)
     heard[[tokenizer.eos_id, *tokenizer.encode("we went home")]] = 0  # these in any order
     prompt = torch.tensor([[tokenizer.bos_id]])

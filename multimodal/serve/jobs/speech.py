@@ -27,7 +27,7 @@ class TranscriptionJob(Job):
     ):  # fmt: skip
         transcriber = Transcriber(checkpoint, device=None, **options)
         source = _Watched(audio, over or threading.Event())
-        self.recording = RecordingStreams(transcriber, source, None, on_segments)
+        self.recording = RecordingStreams(transcriber, source, on_segments)
         first = next(self.recording.streams)  # opens the recording
         streams = itertools.chain([first], self.recording.streams)
         key = decoding_key(transcriber.options)

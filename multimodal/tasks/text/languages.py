@@ -65,10 +65,11 @@ def _fits(model: str, card: object, source: str | None, target: str | None) -> N
     if not isinstance(card, Mapping):
         raise UsageError(f"model {model}: direction unknown: neither vocabulary nor card names languages")
     for key, name, asked in (("from", "source", source), ("to", "target", target)):
-        own = card.get(key)
-        if asked is not None and not isinstance(own, str):
+        if asked is None:
+            continue
+        if not isinstance(own := card.get(key), str):
             raise UsageError(f"{asked[:40]!r}: the model does not state its one direction; omit it", argument=name)
-        if asked is not None and short_code(asked) != short_code(own):
+        if short_code(asked) != short_code(own):
             raise UsageError(f"{asked[:40]!r}: the model translates {key} {own!r} only", argument=name)
 
 

@@ -1,7 +1,7 @@
 """Options of generated text and of translation."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from multimodal.data.cleaning.options import CleanOptions
 from multimodal.decoding.options import DecodingOptions, check_combination, with_temperature
@@ -35,9 +35,12 @@ class GenerateOptions(DecodingOptions):
                           "table of positions, such as Llama, reads on with a warning)", choices=ON_LONG)  # fmt: skip
 
 
-def options_for(given: Mapping[str, Any]) -> GenerateOptions:
+Chosen = TypeVar("Chosen", bound=GenerateOptions)
+
+
+def options_for(given: Mapping[str, Any], kind: type[Chosen] = GenerateOptions) -> Chosen:
     """Raises UsageError for an unknown name, a bad value or values that contradict each other."""
-    options = with_temperature(GenerateOptions(**given), given)
+    options = with_temperature(kind(**given), given)
     check_combination(options, "num_return")
     return options
 
@@ -52,9 +55,7 @@ class PromptOptions(GenerateOptions):
 
 def prompt_options(given: Mapping[str, Any]) -> PromptOptions:
     """Raises UsageError as `options_for` does, and for a system message without a chat."""
-    common = options_for({name: value for name, value in given.items() if name not in ("chat", "system")})
-    options = PromptOptions(**{name: getattr(common, name) for name in GenerateOptions.declared}, **{
-        name: given[name] for name in ("chat", "system") if name in given})  # fmt: skip
+    options = options_for(given, PromptOptions)
     if options.system is not None and not options.chat:
         raise UsageError("is for a chat", argument="system")
     return options

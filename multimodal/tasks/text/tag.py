@@ -1,7 +1,6 @@
 """Tagging: the entities that a token classifier finds in texts, as transformers' token classification merges them."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
 import numpy as np
@@ -137,14 +136,15 @@ def _name(group: Sequence[Entity]) -> str:
     return group[0].label.split("-", 1)[-1]
 
 
-def _words(pieces: Sequence[Piece]) -> Iterator[list[int]]:
-    word = 0
-    numbers = []
+def _words(pieces: Sequence[Piece]) -> list[list[int]]:
+    """Numbers of the pieces of each word."""
+    words: list[list[int]] = []
     for number, piece in enumerate(pieces):
-        word += not piece.subword
-        numbers.append((word, number))
-    for _, group in groupby(numbers, key=lambda pair: pair[0]):
-        yield [number for _, number in group]
+        if piece.subword and words:
+            words[-1].append(number)
+        else:
+            words.append([number])
+    return words
 
 
 def _tagged(

@@ -332,7 +332,10 @@ def _taken(
             channel.reported += 1
     if not job.started or job.pending:
         return None
-    result = job.error or _result(job, checkpoint, options)
+    try:
+        result = job.error or _result(job, checkpoint, options)
+    except Exception as error:
+        result = item_error(error, job.name, AudioError)
     for one in job.channels:
         one.audio.close()
     return result
@@ -342,11 +345,9 @@ class RecordingStreams:
     """One recording as streams of requests to the model, for a scheduler of several clients: `streams` are opened when
     taken, each runs as in `scheduler.run`, `serve` answers requests, and `taken` is given what each stream returns."""
 
-    def __init__(
-        self, transcriber: Transcriber, audio: Any, on_progress: OnProgress | None, on_segments: OnSegments | None
-    ):
+    def __init__(self, transcriber: Transcriber, audio: Any, on_segments: OnSegments | None):
         self.transcriber, self.serve = transcriber, transcriber._serve
-        self._report = _Reporter(on_progress or (lambda *_: None), on_segments or (lambda *_: None))
+        self._report = _Reporter(lambda *_: None, on_segments or (lambda *_: None))
         items = [Item(None, audio, 0)]
         self.streams = _streams(items, transcriber.options, transcriber._open, self._report, transcriber.urls, None, 0)
 

@@ -105,17 +105,14 @@ def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOp
     if len(probabilities) != (expected := -(-samples // FRAME)):
         raise ValueError(f"expected {expected} probabilities for {samples} samples, got {len(probabilities)}")
     spans, pad = _unpadded(probabilities.tolist(), samples, options), RATE * options.speech_pad_ms / 1000
-    starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    for i in range(len(spans)):
-        if i == 0:
-            starts[i] = int(max(0, starts[i] - pad))
-        if i + 1 < len(spans) and (pause := starts[i + 1] - ends[i]) < 2 * pad:
-            ends[i] += pause // 2
-            starts[i + 1] -= pause // 2
-            continue
-        ends[i] = int(min(samples, ends[i] + pad))
-        if i + 1 < len(spans):
-            starts[i + 1] = int(max(0, starts[i + 1] - pad))
+    if not spans:
+        return []
+    starts, ends = (list(side) for side in zip(*spans, strict=True))
+    starts[0], ends[-1] = int(max(0, starts[0] - pad)), int(min(samples, ends[-1] + pad))
+    for i in range(len(spans) - 1):
+        pause = starts[i + 1] - ends[i]
+        each = pause // 2 if pause < 2 * pad else pad
+        ends[i], starts[i + 1] = int(ends[i] + each), int(starts[i + 1] - each)
     return list(zip(starts, ends, strict=True))
 
 

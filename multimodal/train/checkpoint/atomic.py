@@ -74,10 +74,9 @@ def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    after = [
-        path for path in saved_states(folder) if path.name > place.name
-    ]  # damaged: the run resumed from an earlier one
-    for old in after + [path for path in saved_states(folder) if path not in after][: -max(keep, 1)]:
+    states = saved_states(folder)
+    after = [path for path in states if path.name > place.name]  # damaged: the run resumed from an earlier one
+    for old in after + [path for path in states if path not in after][: -max(keep, 1)]:
         _remove(old)
 
 

@@ -195,7 +195,7 @@ class DrawnBatch(NamedTuple):
     boxes: Int[Tensor, "K 4"]
 
 
-def drawn_batch(examples: Sequence[ImageExample], record: Preprocessing) -> DrawnBatch:
+def drawn_batch(examples: Sequence[ImageExample]) -> DrawnBatch:
     turns = []
     for turn in range(max(len(e.operations) for e in examples)):
         groups: dict[str, list[tuple[int, tuple[float, ...]]]] = {}

@@ -59,7 +59,7 @@ class MixImages:
             own = torch.where(covered > 0, 1 - covered, shares)[:even]
             targets[:even] = mixup_target(labels[:even], self.classes, own[:, None], s.smoothing)
         finish = partial(_mixed, record=self.record, seed=seed)
-        return Deferred(finish, (drawn_batch(examples, self.record), shares, boxes, targets))
+        return Deferred(finish, (drawn_batch(examples), shares, boxes, targets))
 
 
 def _shares(drawn: Any, count: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

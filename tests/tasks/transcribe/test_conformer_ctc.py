@@ -225,7 +225,7 @@ def test_ctc_with_a_language_model_finds_the_best_text_of_all(weight, bonus, mon
 
     def search():
         scorer = CTCPrefixScorer(logprobs, torch.tensor(lengths), eos, 1, 1.0)
-        scorer = ShallowFusion(scorer, NeuralScorer(model, bos), weight, 1, eos, bonus, starts)
+        scorer = ShallowFusion(scorer, NeuralScorer(model, bos), weight, 1, bonus, starts)
         return beam_search(lambda ids, cache: torch.zeros(*ids.shape, 3), torch.full((2, 1), bos), Cache(0), eos=eos,
                            max_new=6, beams=40, patience=1e9, length_penalty=0.0, scorer=scorer)  # fmt: skip
 

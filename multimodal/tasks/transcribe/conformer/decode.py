@@ -246,7 +246,7 @@ def hybrid_beam_search(
         scorer = CTCPrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
     if options.lm is not None:
         lm, starts = options.lm
-        scorer = ShallowFusion(scorer, lm, options.lm_weight, 1, tokenizer.eos_id, options.lm_bonus, starts)
+        scorer = ShallowFusion(scorer, lm, options.lm_weight, 1, options.lm_bonus, starts)
     if options.ctc_weight == 1:
         step, cache = partial(_uniform, tokenizer.vocab_size), Cache(0)
     else:

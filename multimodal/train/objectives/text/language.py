@@ -17,11 +17,12 @@ from multimodal.train.objective import Summed
 def projection(
     model: TextTransformer, states: Float[Tensor, "N D"]
 ) -> tuple[Float[Tensor, "N E"], Float[Tensor, "V E"], Float[Tensor, "V"] | None]:
-    """Return input, weight and bias of the last linear map of `model.logits(states)`."""
-    states = states if model.transform is None else model.transform(states[None])[0]
-    if model.head is not None:
-        return states, model.head.weight, model.head.bias
-    return states * model.config.logit_scale, model.embed.weight, model.tied_bias
+    """Return input, weight and bias of the last linear map of `model.logits(states)`. Raises ValueError for capped
+    logits, which are no linear map's."""
+    if model.config.logit_cap is not None:
+        raise ValueError(f"logit_cap {model.config.logit_cap}: expected logits of a linear map")
+    last = (model.embed.weight, model.tied_bias) if model.head is None else (model.head.weight, model.head.bias)
+    return model.before_logits(states[None])[0], *last
 
 
 def guesses_loss(model: TextTransformer, batch: TokenBatch, chunk: int = 4096) -> Float[Tensor, ""]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,9 +66,6 @@ class SentencePairs(Contrastive):
 
     def forward(self, batch: SentenceBatch) -> tuple[Tensor, ...]:
         return self._with_scalars(*(self.model(side.ids, side.valid) for side in (batch.source, batch.answer)))
-
-    def _kept(self, batch: Any, step: int) -> Any:
-        return batch
 
 
 def sentence_encoder(vocabulary: int, s: EncoderSettings) -> TextTransformer:
