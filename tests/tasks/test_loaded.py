@@ -30,6 +30,18 @@ RED, BLUE = (np.full((40, 50, 3), colour, np.uint8) for colour in ([255, 0, 0], 
 TONE = 0.3 * torch.sin(torch.arange(24000) / 8)
 
 
+class Frame:
+    """What pandas' frames share: two dimensions, and iteration over the names of columns."""
+
+    ndim = 2
+
+    def __init__(self, **columns: list[str]):
+        self.columns = columns
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("kinds")
@@ -82,6 +94,15 @@ def test_threads_queue(kind, made):
     expected = call(one)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: call(one), range(8))) == [expected] * 8
+
+
+@pytest.mark.parametrize("kind", [list, iter, lambda labels: dict.fromkeys(labels).keys()])
+def test_a_pickle_has_the_arguments_of_the_construction(models, kind):
+    labels = kind(["red", "blue"])
+    one = Classifier(models / "clip", labels)
+    if kind is list:
+        labels[0] = "green"
+    assert pickle.loads(pickle.dumps(one)).labels == one.labels == ["red", "blue"]
 
 
 def test_a_pickle_of_a_missing_model_names_it(models, tmp_path):
@@ -166,8 +187,9 @@ def test_on_error_raises_at_the_item(made):
         next(results)
     with pytest.raises(UsageError, match="on_error must be return or raise"):
         check_on_error("skip")
-    with pytest.raises(UsageError, match="items expected several items"):
-        made["classifier"][0].many("a.png")
+    for items in ("a.png", {"a.png": RED}, Frame(text=["a", "b"])):
+        with pytest.raises(UsageError, match="items expected several items"):
+            made["classifier"][0].many(items)
     with pytest.raises(UsageError, match=r"prompts expected an iterable \(got 5\)"):
         Items(5, keyed=False, name="prompts")
 
@@ -241,7 +263,9 @@ def test_a_checkpoints_first_steps(models):
     assert clip.encode_text(array).equal(clip.encode_text(["a", "bcd"]))
 
 
-@pytest.mark.parametrize("texts", [{"a", "b"}, frozenset("ab"), {"a": 1}, np.array("a dog"), 5, b"a"])
+@pytest.mark.parametrize(
+    "texts", [{"a", "b"}, frozenset("ab"), {"a": 1}, np.array("a dog"), np.array([["a"]]), Frame(a=["b"]), 5, b"a"]
+)
 def test_texts_without_an_order_are_refused(texts):
     with pytest.raises(TextError, match="texts: expected a list of texts"):
         texts_of(texts, "texts")

@@ -1,11 +1,13 @@
 """Objects that load a model once and are called many times."""
 
+import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from multimodal.data.remote.copies import fetch
@@ -21,11 +23,25 @@ Model = str | Path | Checkpoint
 OnError = Literal["return", "raise"]
 
 
-class LoadedModel:
+class _Keeping(type):
+    """Gives a constructor its arguments in a form that repeats: iterators as lists, and copies of containers."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        return super().__call__(*map(_kept, arguments), **{name: _kept(value) for name, value in named.items()})
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Iterator | KeysView | ValuesView):
+        return list(value)
+    return copy.deepcopy(value) if isinstance(value, list | dict | set | np.ndarray) else value
+
+
+class LoadedModel(metaclass=_Keeping):
     """Base of the objects that load a model once and are called many times.
 
-    An object owns its converted weights. It pickles as its constructor's arguments, so that another process loads its
-    own; if it cannot, every use there raises the error. Calls from several threads are safe: they queue."""
+    An object owns its converted weights. It pickles as its constructor's arguments at that time (but for a Checkpoint,
+    which pickles as it is now), so that another process loads its own; if it cannot, every use there raises the error.
+    Calls from several threads are safe: they queue."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _lock: threading.RLock
@@ -115,7 +131,8 @@ class Items:
     results of the items before."""
 
     def __init__(self, sources: Any, keyed: bool, paths: bool = True, name: str = "items"):
-        if isinstance(sources, str | bytes | Path):
+        # mappings and frames iterate over names
+        if isinstance(sources, str | bytes | Path | Mapping) or hasattr(sources, "columns"):
             raise UsageError(f"expected several items (got {shown(sources)})", argument=name)
         try:
             self.sources = iter(sources)

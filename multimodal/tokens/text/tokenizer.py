@@ -57,6 +57,7 @@ class Tokenizer(ABC):
     vocab_size: int
     pad_id: int
     bos_id: int | None = None
+    named_bos_id: int | None = None  # bos that no text begins with by itself (GPT-2)
     eos_id: int | None = None
     end_ids: tuple[int, ...] = ()  # that end a generated text too
     puts_end: bool = False  # it puts eos after each text to embed, also for a causal model (Qwen3-Embedding)
@@ -214,7 +215,7 @@ def warn_of_cut(texts: Sequence[str], cut: Sequence[int], length: int | None) ->
 def texts_of(values: Any, name: str, error: type[MultimodalError] = TextError) -> list[str]:
     """List of texts from any iterable that has an order. Raises `error` with the argument's `name` and the value."""
     other = isinstance(values, str | bytes | Mapping | set | frozenset)
-    if other or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+    if other or not isinstance(values, Iterable) or getattr(values, "ndim", 1) != 1:
         raise error(f"{name}: expected a list of texts ({shown(values)})")
     texts = list(values)
     for number, text in enumerate(texts, 1):
