@@ -30,6 +30,7 @@ CLIP_ENDS = {"<|startoftext|>": 49406, "<|endoftext|>": 49407}
 RESAMPLE = {"bilinear": 2, "bicubic": 3, "lanczos": 1}
 ROLES = {"bos_token": "bos_id", "eos_token": "eos_id", "pad_token": "pad_id", "unk_token": "unknown_id",
          "mask_token": "mask_id"}  # fmt: skip
+UNKNOWN = ("<unk>", "[UNK]")  # of byte-level vocabularies, which never yield it
 
 
 def write_json(path: Path, record: dict[str, Any] | list[Any]) -> None:
@@ -71,15 +72,19 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     write_json(folder / "tokenizer.json", pipeline)
     kind = next((name for own, name in CLASSES.items() if isinstance(tokenizer, own)), "PreTrainedTokenizerFast")
     spelled = {i: name for name, i in names.items()}
-    roles = {role: spelled[i] for role, own in ROLES.items() if (i := getattr(tokenizer, own)) in spelled}
+    ids = {role: getattr(tokenizer, own) for role, own in ROLES.items()} | {"bos_token": begin_id(checkpoint)}
+    if not causal and None not in ends:  # an encoder's, which prompts and classes of transformers read
+        ids |= {"cls_token": ends[0], "sep_token": ends[1]}
+    roles = {role: spelled[i] for role, i in ids.items() if i in spelled}
     if isinstance(tokenizer, CLIPTokenizer):
         roles |= {"pad_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     if "eos_token" in roles:  # bytes spell all texts, but CTranslate2 needs a name
-        roles = {"unk_token": roles["eos_token"]} | roles
+        roles = {"unk_token": next((name for name in UNKNOWN if name in names), roles["eos_token"])} | roles
     roles = _template_roles(checkpoint, spelled) | roles
     record = {"tokenizer_class": kind, "model_max_length": longest_text(checkpoint), **roles}
-    if kind == "PreTrainedTokenizerFast":  # whose segments a decoder's `generate` refuses
-        record["model_input_names"] = ["input_ids", "attention_mask"]
+    if kind == "PreTrainedTokenizerFast":  # a model without segments refuses them
+        segments = ["token_type_ids"] if getattr(checkpoint.model.config, "segments", 0) > 1 else []
+        record["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     if isinstance(tokenizer, WordPieceTokenizer):  # they override tokenizer.json
         record |= {"do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
                    "tokenize_chinese_chars": tokenizer.split_chinese}  # fmt: skip
@@ -89,11 +94,11 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
 
 
 def begin_id(checkpoint: Checkpoint) -> int | None:
-    """Id that texts begin with, or else the one that a chat template writes."""
+    """Id that texts begin with, or else the one that a chat template writes, or that the vocabulary names."""
     tokenizer, chat = checkpoint.required_tokenizer(), checkpoint.chat
-    if tokenizer.bos_id is not None or chat is None:
-        return tokenizer.bos_id
-    return tokenizer.control_names.get(chat.tokens.get("bos_token", ""))
+    told = "" if chat is None else chat.tokens.get("bos_token", "")
+    ids = tokenizer.bos_id, tokenizer.control_names.get(told), tokenizer.named_bos_id
+    return next((i for i in ids if i is not None), None)
 
 
 def _template_roles(checkpoint: Checkpoint, names: Mapping[int, str]) -> dict[str, str]:

@@ -53,7 +53,7 @@ _OPTIONAL: dict[str, dict[str, Any]] = {
     "byt5": {"context": int},
     "letters": {"clean": bool},
     "hub": {
-        **dict.fromkeys(("pair_ends", "pair_segment"), int),
+        **dict.fromkeys(("pair_ends", "pair_segment", "named_bos_id"), int),
         "end_ids": list[int],
         "strips": dict[str, list[str]],
         **dict.fromkeys(("pad_to_length", "puts_end", "mask_lstrip"), bool),

@@ -14,6 +14,7 @@ import multimodal
 from multimodal.errors import UsageError
 from multimodal.export.export import export
 from multimodal.export.hf.configs import WRITERS
+from multimodal.export.hf.files import write_tokenizer
 from multimodal.export.hf.folder import parts_of, write_folder
 from multimodal.models.text import TextTransformer
 from multimodal.system.assets import asset
@@ -23,6 +24,7 @@ from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import searched
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
@@ -30,7 +32,7 @@ from tests.helpers.data import wordpieces
 from tests.helpers.paths import ROOT
 from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
 from tests.helpers.references.hub import hub_folder, llama_pieces
-from tests.helpers.tiny import TEXTS
+from tests.helpers.tiny import ENCODER, TEXTS
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 
 MODULES = {causal: causal.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
@@ -166,6 +168,25 @@ def test_a_token_that_a_template_alone_begins_with_is_there(tmp_path):
     records = [optional_json(tmp_path / "out" / f"{name}.json") for name in ("config", "generation_config")]
     assert [one["bos_token_id"] for one in records] == [ids[0]] * 2 == [made.convert_tokens_to_ids(begin)] * 2
     assert made("Hi").input_ids == ids[1:-1]  # texts begin with none
+
+
+@pytest.mark.parametrize(("name", "model", "told"), [
+    ("byte-level", replace(ENCODER, segments=0), ("<s>", "</s>", "<s>", "</s>", "<unk>", "<pad>", "<mask>")),
+    ("wordpiece", ENCODER, ("[CLS]", "[SEP]", "[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]")),
+    ("neox", TEXTS["llama"], ("<|endoftext|>", "<|endoftext|>", None, None, "<|endoftext|>", "<|endoftext|>", None)),
+])  # fmt: skip
+def test_tokens_keep_their_roles_and_pairs_their_segments(name, model, told, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    root, config = hub_folder(tmp_path, name)
+    hub_tokenizer(root, config).save(tmp_path)
+    own = TextTransformer(replace(model, vocabulary=config["vocab_size"]))
+    assert write_tokenizer(Checkpoint(own, tokenizer_from(tmp_path)), tmp_path)
+    made = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    roles = (made.bos_token, made.eos_token, made.cls_token, made.sep_token, made.unk_token)
+    assert (*roles, made.pad_token, made.mask_token) == told
+    segments = hub_tokenizer(root, config).pair("The cat", "a dog")[1] if model.segments else None
+    assert made("The cat", "a dog").get("token_type_ids") == segments
 
 
 @pytest.mark.parametrize("own", [{"max_length": 33, "num_beams": 3}, {"max_new_tokens": 9, "length_penalty": 2.0}])

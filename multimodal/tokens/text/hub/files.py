@@ -290,7 +290,8 @@ def _ids(
     pad, model = known("pad"), pipeline["model"]
     unknown = model.get("unk_id") if model.get("type") == "Unigram" else vocab.get(model.get("unk_token"))
     return {
-        "bos_id": start, "eos_id": end, "mask_id": vocab.get(named.get("mask")),
+        "bos_id": start, "named_bos_id": vocab.get(named.get("bos")) if start is None else None, "eos_id": end,
+        "mask_id": vocab.get(named.get("mask")),
         "pad_id": next((i for i in (pad, end) if i is not None), 0),  # padding is masked: any id works
         "unknown_id": None if unknown in (start, end, pad) else unknown,
     }  # fmt: skip

@@ -37,7 +37,7 @@ class HubTokenizer(Tokenizer):
         bos_id: int | None = None, eos_id: int | None = None, mask_id: int | None = None,
         unknown_id: int | None = None, context: int | None = None, pad_to_length: bool = False, pair_ends: int = 1,
         end_ids: Sequence[int] = (), puts_end: bool = False, pair_segment: int = 1, mask_lstrip: bool = True,
-        strips: Mapping[str, Sequence[str]] | None = None,
+        strips: Mapping[str, Sequence[str]] | None = None, named_bos_id: int | None = None,
     ):  # fmt: skip
         """`pipeline`: content of a `tokenizer.json`. `control`: names and ids of tokens that no text yields; ids below
         `vocab_size`, the rows of the model's embedding, without a token are control ids too. Raises CheckpointError for
@@ -48,7 +48,7 @@ class HubTokenizer(Tokenizer):
         self.names, self.vocab_size, self.context = dict(control), vocab_size, context
         self.language_ids, self.sentinel_ids = languages_of(control), sentinels_of(control)
         self.pad_id, self.bos_id, self.eos_id, self.pad_to_length = pad_id, bos_id, eos_id, pad_to_length
-        self.mask_id, self.unknown_id, self.pair_ends = mask_id, unknown_id, pair_ends
+        self.mask_id, self.unknown_id, self.named_bos_id, self.pair_ends = mask_id, unknown_id, named_bos_id, pair_ends
         self.end_ids, self.puts_end, self.pair_segment = tuple(end_ids), puts_end, pair_segment
         self.mask_lstrip = mask_lstrip
         added = pipeline.get("added_tokens") or []
@@ -144,6 +144,7 @@ class HubTokenizer(Tokenizer):
         optional |= {"puts_end": True} if self.puts_end else {}
         optional |= {} if self.mask_lstrip else {"mask_lstrip": False}
         optional |= {"strips": self.strips} if self.strips else {}
+        optional |= {} if self.named_bos_id is None else {"named_bos_id": self.named_bos_id}
         write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})
 
 
