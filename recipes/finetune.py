@@ -86,10 +86,10 @@ def main(s: FinetuningRun) -> dict[str, Any]:
     log.info("%d items", len(made.source))
     loader = s.loop.loader(made.source, made.plan, made.prepare, made.collate)
 
-    def watch(model: nn.Module, step: int) -> dict[str, float]:
+    def watch(model: nn.Module, step: int) -> dict[str, float | None]:
         return made.measure(model, s.data.count)
 
-    def whole(model: nn.Module) -> dict[str, float] | None:
+    def whole(model: nn.Module) -> dict[str, float | None] | None:
         return made.measure(model.eval().to(s.loop.device), None) if made.measure else None
 
     figures = {"before": whole(made.objective.model)}

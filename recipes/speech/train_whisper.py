@@ -132,8 +132,8 @@ class WhisperValidation:
         self.sets = {code: [i for i in fitting if data.clips[i].language == code][:most] for code in languages}
         self.data, self.tokenizer, self.window, self.examples = data, tokenizer, window, []
 
-    def __call__(self, model: LetterCTC, step: int) -> dict[str, float]:
-        scores: dict[str, float] = {}
+    def __call__(self, model: LetterCTC, step: int) -> dict[str, float | None]:
+        scores: dict[str, float | None] = {}
         hits, silent, self.examples = [], [], []
         device = next(model.parameters()).device
         for language, own in self.sets.items():

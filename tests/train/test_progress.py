@@ -85,7 +85,7 @@ def test_other_work_is_announced_and_does_not_count_as_training(tmp_path: Path, 
         assert capsys.readouterr().err == "step 1/2: evaluating\n"
         time.sleep(0.05)
     assert 10 <= time.monotonic() - watch.since < 10.04
-    watch.evaluated(1, {"accuracy": 0.5}, 0.05)
+    watch.evaluated(1, {"accuracy": 0.5, "wer": None}, 0.05)
     assert capsys.readouterr().err == "step 1 evaluated in 0.1 s: accuracy 0.5\n"
     watch.close()
 

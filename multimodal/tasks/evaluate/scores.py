@@ -49,11 +49,16 @@ def normalizer_name(language: str | None, name: str | None = None, keep_marks: b
     return "letters" if language in UNSPACED else "basic"
 
 
-def error_rates(wanted: Sequence[str], found: Sequence[str], names: Sequence[str]) -> tuple[float, float]:
-    """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted. Blanks are
-    characters, except after the normalizer `letters`; `names`: the normalizer of each text."""
+def error_rates(
+    wanted: Sequence[str], found: Sequence[str], names: Sequence[str]
+) -> tuple[float, float] | tuple[None, None]:
+    """Corpus-level word and character error rates (jiwer): all errors over all words or characters wanted; None where
+    no word is wanted. Blanks are characters, except after the normalizer `letters`; `names`: the normalizer of each
+    text."""
     import jiwer
 
+    if not any(map(str.split, wanted)):
+        return None, None
     wer = float(jiwer.wer(list(wanted), list(found)))
     characters = [[text.replace(" ", "") if name == "letters" else text for text, name in zip(part, names, strict=True)]
                   for part in (wanted, found)]  # fmt: skip
@@ -63,12 +68,12 @@ def error_rates(wanted: Sequence[str], found: Sequence[str], names: Sequence[str
 def word_errors(
     references: Sequence[str], hypotheses: Sequence[str], language: str | None, name: str | None = None,
     keep_marks: bool = False,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float | None]:  # fmt: skip
     """`error_rates` of normalized texts (see `normalizer_name`)."""
     name = normalizer_name(language, name, keep_marks)
     wanted, found = (list(map(normalizer(name, keep_marks), texts)) for texts in (references, hypotheses))
-    wer, cer = error_rates(wanted, found, [name] * len(wanted))
-    return {"wer": round(wer, 4), "cer": round(cer, 4)}
+    rates = error_rates(wanted, found, [name] * len(wanted))
+    return {kind: rate and round(rate, 4) for kind, rate in zip(("wer", "cer"), rates, strict=True)}
 
 
 def bleu(references: Sequence[str], hypotheses: Sequence[str], language: str | None = None) -> float:

@@ -74,8 +74,8 @@ class TranscriptEvaluation:
 
     normalizer: str
     normal: Callable[[str], str]
-    wer: float
-    cer: float
+    wer: float | None
+    cer: float | None
     audio_seconds: float
     compute_seconds: float
     damaged: int
@@ -87,9 +87,8 @@ class TranscriptEvaluation:
         and voice detection count and loading of the model does not."""
         kinds = Counter(edit.kind for one in self.utterances for edit in one.edits)
         words = sum(one.words for one in self.utterances)
-        wer, cer = (self.wer, self.cer) if words else (None, None)
         return {
-            "utterances": len(self.utterances), "words": words, "wer": wer, "cer": cer,
+            "utterances": len(self.utterances), "words": words, "wer": self.wer, "cer": self.cer,
             **{f"{kind}s": kinds[kind] for kind in KINDS.values() if kind != "same"},
             "sentence_error_rate": sum(one.errors > 0 for one in self.utterances) / len(self.utterances),
             "audio_seconds": round(self.audio_seconds, 2), "compute_seconds": round(self.compute_seconds, 2),

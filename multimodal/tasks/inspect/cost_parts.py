@@ -91,11 +91,11 @@ def _text(name: str, model: TextTransformer, sizes: Sizes, source: Tensor | None
     ids = _ids(name, model, sizes)
     states = model.states(ids, source)
     outputs = [] if model.config.tied is None else [model.logits(states)]
-    if model.pool is not None or model.classes is not None:
+    if any(head is not None for head in (model.pool, model.classes, model.project)):
         pooled = model.pooled(states)
-        outputs.append(pooled if model.classes is None else model.classes(pooled))
-    if model.detect is not None:
-        outputs.append(model.detect(states))
+        heads = [head for head in (model.classes, model.project) if head is not None]
+        outputs += [head(pooled) for head in heads] or [pooled]
+    outputs += [head(states) for head in (model.detect, model.tags, model.spans) if head is not None]
     return _decoder_part(name, model, ids, tuple(outputs) or (states,), 0, 0 if source is None else source.shape[1])
 
 

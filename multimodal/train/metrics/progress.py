@@ -102,7 +102,8 @@ class TrainingLog:
             row |= {"mfu": self.flops.model * share, "hfu": self.flops.hardware * share}
         return row
 
-    def evaluated(self, number: int, metrics: Mapping[str, float], seconds: float) -> None:
+    def evaluated(self, number: int, metrics: Mapping[str, float | None], seconds: float) -> None:
+        metrics = {name: value for name, value in metrics.items() if value is not None}
         self.log({"step": number} | {f"eval/{name}": value for name, value in metrics.items()})
         shown = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.say(f"step {number} evaluated in {seconds:.1f} s: {shown}")

@@ -44,6 +44,8 @@ def test_figures_are_those_by_hand():
     assert [one["wer"] for one in AnswerEvaluation(rows, []).figures().values()] == [0, 100]
     rows = [replace(one, task="speech") for one in rows]
     assert AnswerEvaluation(rows, []).figures()["speech"]["wer"] == 50
+    rows = [row("a dog", "...", task="speech", metric="wer")]
+    assert AnswerEvaluation(rows, []).figures()["speech"] == {"questions": 1, "wer": None, "cer": None}
     rows = [row("a dog", "a dog", task="image", metric="cider")]
     assert AnswerEvaluation(rows, []).figures()["image"] == {
         "questions": 1, "bleu4": None, "rouge_l": None, "cider": None}  # fmt: skip

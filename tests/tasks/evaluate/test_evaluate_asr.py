@@ -56,6 +56,7 @@ def test_texts_without_words():
     assert (figures["insertions"], figures["deletions"]) == (2, 1)
     for found in ("", "two words"):
         nothing = evaluation(("...", found), name="basic")
+        assert word_errors(["..."], [found], "de") == {"wer": None, "cer": None}
         assert (nothing.figures()["wer"], nothing.figures()["cer"]) == (None, None)
         assert summary(nothing)[0].startswith("WER –   CER –   (1 utterances, 0 words;")
 

@@ -18,14 +18,14 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.errors import UsageError
 from multimodal.models.presets import PRESETS, preset
 from multimodal.models.text import TextTransformer
-from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.models.text_config import PositionConfig, ProjectionConfig, TextConfig
 from multimodal.tasks.inspect import cost_parts
 from multimodal.tasks.inspect.cost import counts, of_config
 from multimodal.train.optim import OptimSettings, optimizers
 from multimodal.weights.folder import KINDS, Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.commands import run as command
-from tests.helpers.tiny import ALL, SPEECH, TEXT_TO_TEXT, TEXTS, VIT, VOCABULARY, made
+from tests.helpers.tiny import ALL, SPEECH, TEXT_TO_TEXT, TEXTS, VIT, VOCABULARY, made, randomized, text
 
 B, T = 2, 12
 SECONDS = 0.4  # 40 frames
@@ -93,6 +93,16 @@ def test_operations_are_those_that_pytorch_counts(name):
     if name.startswith("clip"):
         known -= B * B * 2 * model.config.embed  # the cosines
     assert B * sum(part["forward"] for part in said.values()) == known
+
+
+@pytest.mark.parametrize("heads", [{"tags": 5}, {"spans": True}, {"projections": (ProjectionConfig(7, "tanh"),)}])
+def test_operations_of_heads(heads):
+    (part,) = counts(replace(text(causal=False), **heads), T, B)["flops"].values()
+    model = randomized(TextTransformer(replace(text(causal=False), **heads)))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        states = model.states(ids())
+        (model.tags or model.spans)(states) if model.project is None else model.project(states[:, 0])
+    assert B * part["forward"] == counter.get_total_flops()
 
 
 def test_of_a_token_and_of_training():

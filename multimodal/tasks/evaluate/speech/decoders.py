@@ -131,7 +131,7 @@ class ErrorRates:
         self.start, self.references, self.features = start, references, features
         self.options, self.examples = DecoderOptions((decoder,), beam_size=1), []
 
-    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float]:
+    def __call__(self, model: nn.Module, step: int = 0) -> dict[str, float | None]:
         checkpoint = replace(self.start, model=model)
         (hypotheses,) = transcripts(checkpoint, self.features, self.options)[0].values()
         self.examples = [f"{a} | {b}" for a, b in zip(self.references, hypotheses, strict=True)][:10]

@@ -69,14 +69,14 @@ def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
     return {"accuracy": share(sum(row.right for row in rows)), "constant": share(max(likely.values()))}
 
 
-def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
+def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float | None]:
     """Each row after the normalizer of its own language."""
     names = [normalizer_name(row.language) for row in rows]
     normal = {name: normalizer(name) for name in set(names)}
     pairs = [[normal[name](text) for text in (row.references[0], row.answer)]
              for name, row in zip(names, rows, strict=True)]  # fmt: skip
-    wer, cer = error_rates(*zip(*pairs, strict=True), names)
-    return {"wer": round(100 * wer, 2), "cer": round(100 * cer, 2)}
+    rates = error_rates(*zip(*pairs, strict=True), names)
+    return {kind: rate and round(100 * rate, 2) for kind, rate in zip(("wer", "cer"), rates, strict=True)}
 
 
 def _cider(rows: Sequence[AnsweredQuestion]) -> dict[str, float | None]:

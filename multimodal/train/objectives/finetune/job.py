@@ -48,5 +48,5 @@ class FinetuningJob(NamedTuple):
     plan: Plan
     prepare: Callable
     collate: Callable
-    measure: Callable[[nn.Module, int | None], dict[str, float]] | None
+    measure: Callable[[nn.Module, int | None], dict[str, float | None]] | None
     finish: Callable[[nn.Module], Checkpoint]

@@ -34,7 +34,7 @@ def recognise(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) ->
     plan = speech_plan(corpus.lengths, corpus.times, Batching(d.frames, easy=0), seed)
     terms = "joint" if initial.model.decoder is not None else "ctc"
 
-    def measure(model: nn.Module, count: int | None) -> dict[str, float]:
+    def measure(model: nn.Module, count: int | None) -> dict[str, float | None]:
         items = evenly(range(len(held)), count)
         return ErrorRates(initial, [held.texts[i] for i in items], [held.frames(i) for i in items], "greedy")(model, 0)
 
@@ -89,7 +89,7 @@ def _tokens(tokenizer: WhisperTokenizer, clip: SpeechExample) -> int:
 @torch.inference_mode()
 def _error_rates(
     held: SpeechWindows, tokenizer: WhisperTokenizer, window: int, model: nn.Module, count: int | None
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Error rates of greedy transcripts, each in its clip's language, normalized for the most frequent one; clips
     longer than the window are skipped."""
     speech, wanted, texts, languages = model.speech, [], [], []
