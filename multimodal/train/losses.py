@@ -168,15 +168,15 @@ def detection_loss(
 
 def vocabulary_loss(
     states: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, "V"] | None,
-    targets: Int[Tensor, "N"], chunk: int = 4096, smoothing: float = 0.0,
+    targets: Int[Tensor, "N"], chunk: int = 4096, smoothing: float = 0.0, cap: float | None = None,
 ) -> Float[Tensor, ""]:  # fmt: skip
-    """Summed cross-entropy of the logits `states @ weight.T + bias`, of `chunk` states at a time. Negative targets are
-    ignored. `smoothing`: label smoothing (Szegedy et al. 2016). Under autocast the products use its type; softmax and
-    loss always use float32 or better."""
+    """Summed cross-entropy of the logits l = `states @ weight.T + bias`, of `chunk` states at a time. Negative targets
+    are ignored. `smoothing`: label smoothing (Szegedy et al. 2016). `cap` c: the logits are c·tanh(l/c). Under autocast
+    the products use its type; softmax and loss always use float32 or better."""
     kind = states.device.type
     product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
     learns = torch.is_grad_enabled() and not _forward_only
-    return _Vocabulary.apply(states, weight, bias, targets, chunk, product, learns, smoothing)
+    return _Vocabulary.apply(states, weight, bias, targets, chunk, product, learns, smoothing, cap)
 
 
 _forward_only = False
@@ -218,7 +218,7 @@ class _Vocabulary(torch.autograd.Function):
     """Computes the gradient together with the loss, so that no logits are kept."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, targets, chunk, product, learns, smoothing):
+    def forward(ctx, states, weight, bias, targets, chunk, product, learns, smoothing, cap):
         wide, compiled = torch.promote_types(product, torch.float32), _compiled
         ready, loss = weight.to(product), states.new_zeros((), dtype=wide)
         learns = learns and any(ctx.needs_input_grad)
@@ -227,10 +227,12 @@ class _Vocabulary(torch.autograd.Function):
             part = slice(begin, begin + chunk)
             own = states[part].to(product)
             logits = own @ ready.T
-            if compiled is not None and learns and bias is None and logits.is_cuda:
+            if compiled is not None and learns and bias is None and cap is None and logits.is_cuda:
                 own_loss, pull = compiled(logits, targets[part], wide, smoothing)
             else:
-                scores = (logits.to(wide) if bias is None else logits.to(wide) + bias).log_softmax(1)
+                scores = logits.to(wide) if bias is None else logits.to(wide) + bias
+                share = None if cap is None else (scores / cap).tanh_()  # of the cap
+                scores = (scores if share is None else cap * share).log_softmax(1)
                 known, wanted = (targets[part, None] >= 0).to(wide), targets[part, None].clamp(min=0)
                 own_loss = -(scores.gather(1, wanted) * known).sum() * (1 - smoothing)
                 if smoothing:
@@ -238,6 +240,7 @@ class _Vocabulary(torch.autograd.Function):
                 if learns:  # ignored rows are zeroed in the states and the sums, which are smaller than the logits
                     pull = scores.exp_().scatter_add_(1, wanted, -known * (1 - smoothing))
                     pull = pull.sub_(smoothing / pull.shape[1]) if smoothing else pull
+                    pull = pull if share is None else pull.mul_(1 - share.square_())
                     own = own * known.to(product)
                     if bias is not None:
                         grads[2] += (known.T @ pull)[0]
@@ -258,4 +261,4 @@ class _Vocabulary(torch.autograd.Function):
     def backward(ctx, gradient):
         states, weight, bias = ctx.saved_tensors
         towards = states * gradient.to(states.dtype), (weight * gradient).to(ctx.types[0])
-        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), *[None] * 5
+        return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), *[None] * 6

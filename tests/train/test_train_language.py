@@ -30,22 +30,20 @@ from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.train.losses import vocabulary_loss
-from multimodal.train.objectives.text.language import (
-    Language,
-    gpt2_weights,
-    projection,
-)
+from multimodal.train.objectives.text.language import Language, gpt2_weights, loss_of_states
 from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 
 KINDS = ["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "llama", "window"]
 DOCUMENTS = [[3, 4, 5, 6, 7], [8, 9, 3], [5, 5, 4, 8, 9, 6, 2], [7, 2]]
+OTHERS = {"window": {"window": 2}, "capped": {"logit_cap": 0.5},
+          "narrow": {"tied": True, "embed_width": 4, "narrow": True}}  # fmt: skip
 
 
 def model(kind: str) -> TextTransformer:
-    if kind == "window":
-        made = TextTransformer(replace(tiny.TEXTS["rotary"], window=2))
+    if kind in OTHERS:
+        made = TextTransformer(replace(tiny.TEXTS["rotary"], **OTHERS[kind]))
         return tiny.randomized(made).double()
     return tiny.made(f"text-{kind}").double()
 
@@ -102,18 +100,18 @@ def test_a_prefix_is_seen_by_all_and_the_loss_is_on_the_rest():
     assert drawn == {1, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("kind", ["learned", "window", "llama"])
+@pytest.mark.parametrize("kind", ["learned", "window", "llama", "capped", "narrow"])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_the_loss_over_the_vocabulary_is_that_of_all_logits(kind, chunk):
     net = model(kind)
-    config = replace(net.config, transform=True, head_bias=True, logit_scale=1.0 if net.head else 0.5)
+    config = replace(net.config, transform=kind != "narrow", head_bias=True, logit_scale=1.0 if net.head else 0.5)
     torch.manual_seed(0)
     net = TextTransformer(config).double()
     ids, targets = torch.randint(0, tiny.VOCABULARY, (2, 9)), torch.randint(0, tiny.VOCABULARY, (18,))
     targets[[3, 11]] = IGNORED
     states = net.states(ids).flatten(0, 1)
     wanted = F.cross_entropy(net.logits(states[None])[0], targets, reduction="sum")
-    found = vocabulary_loss(*projection(net, states), targets, chunk)
+    found = loss_of_states(net, states, targets, chunk)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-12)
     parts = list(net.parameters())
     for mine, plain in zip(*(torch.autograd.grad(2 * x, parts, retain_graph=True) for x in (found, wanted)),

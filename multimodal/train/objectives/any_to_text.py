@@ -31,10 +31,9 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
 from multimodal.tokens.image.tiles import Tiled
 from multimodal.tokens.video.options import VideoOptions
-from multimodal.train.losses import vocabulary_loss
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.augment_speech import SpeechAugmentation, augment, stacked
-from multimodal.train.objectives.text.language import projection
+from multimodal.train.objectives.text.language import loss_of_states
 from multimodal.weights.folder import Checkpoint
 
 KEPT = 3 << 30  # bytes of decoded media that a process keeps, and of states of frozen encoders
@@ -250,8 +249,8 @@ class Answering(Summed):
         for size in sorted(set(answers) - {0}):  # rows of one weight
             own = _index([i for i, n in enumerate(answers) if n == size], states.device)
             at = places(targets[own] != IGNORED, size * len(own))
-            outputs = projection(decoder, states[own].flatten(0, 1)[at])
-            loss = vocabulary_loss(*outputs, targets[own].flatten()[at], smoothing=self.smoothing)
+            wanted = targets[own].flatten()[at]
+            loss = loss_of_states(decoder, states[own].flatten(0, 1)[at], wanted, smoothing=self.smoothing)
             total = total + loss * size**-0.5
         return total
 

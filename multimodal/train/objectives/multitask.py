@@ -21,9 +21,9 @@ from multimodal.data.datasets.speech_windows import NOISES, WindowFrames, noise
 from multimodal.models.whisper import Whisper
 from multimodal.tokens.audio.log_mel import HOP, log_mel, spec_augment
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
-from multimodal.train.losses import ctc_loss, vocabulary_loss
+from multimodal.train.losses import ctc_loss
 from multimodal.train.objective import Summed
-from multimodal.train.objectives.text.language import projection
+from multimodal.train.objectives.text.language import loss_of_states
 
 UNSCORED = -100
 STEP = 2  # mel frames a time token
@@ -231,5 +231,5 @@ class Multitask(Summed):
         losses = ctc_loss(scores, sizes, batch.letters, batch.letter_counts, blank=0)
         heard = (batch.letters > 0).any(1)  # letters count from 1; a window may have none
         states = speech.decoder.states(batch.ids, frames[batch.source]).flatten(0, 1)
-        text = vocabulary_loss(*projection(speech.decoder, states), batch.targets.flatten(), smoothing=self.smoothing)
+        text = loss_of_states(speech.decoder, states, batch.targets.flatten(), smoothing=self.smoothing)
         return {"text": text, "ctc": torch.where(heard, losses, 0).sum()}

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.experts import balance_loss, router_logits
@@ -14,22 +14,21 @@ from multimodal.train.losses import selected, vocabulary_loss
 from multimodal.train.objective import Summed
 
 
-def projection(
-    model: TextTransformer, states: Float[Tensor, "N D"]
-) -> tuple[Float[Tensor, "N E"], Float[Tensor, "V E"], Float[Tensor, "V"] | None]:
-    """Return input, weight and bias of the last linear map of `model.logits(states)`. Raises ValueError for capped
-    logits, which are no linear map's."""
-    if model.config.logit_cap is not None:
-        raise ValueError(f"logit_cap {model.config.logit_cap}: expected logits of a linear map")
+def loss_of_states(
+    model: TextTransformer, states: Float[Tensor, "N D"], targets: Int[Tensor, "N"], chunk: int = 4096,
+    smoothing: float = 0.0,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """`vocabulary_loss` of `model.logits(states)`."""
     last = (model.embed.weight, model.tied_bias) if model.head is None else (model.head.weight, model.head.bias)
-    return model.before_logits(states[None])[0], *last
+    states = model.before_logits(states[None])[0]
+    return vocabulary_loss(states, *last, targets, chunk, smoothing, model.config.logit_cap)
 
 
 def guesses_loss(model: TextTransformer, batch: TokenBatch, chunk: int = 4096) -> Float[Tensor, ""]:
     """Summed cross-entropy over all targets, computed in chunks of logits."""
     states = model.states(batch.ids, mask=mask_of(batch, model.config.window), positions=batch.places)
     targets, states = selected(batch.targets != IGNORED, batch.targets, states)
-    return vocabulary_loss(*projection(model, states), targets, chunk)
+    return loss_of_states(model, states, targets, chunk)
 
 
 class Language(Summed):
