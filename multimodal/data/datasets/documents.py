@@ -7,7 +7,7 @@ from pathlib import Path
 
 from multimodal.data.datasets.text import texts_in
 from multimodal.data.manifests import ending, is_manifest, read_text, tsv_cells
-from multimodal.errors import DataError
+from multimodal.errors import DataError, UsageError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
 UNKNOWN = "<unk>"  # WikiText's mark for rare words
@@ -19,10 +19,19 @@ Sentence = list[int]
 
 def read_lines(path: Path) -> list[str]:
     """Read the stripped lines of a plain or gzip file. Raises DataError for an unreadable or empty one."""
+    return [line.strip() for line in _lines(path)]
+
+
+def read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Read the filled lines of a TSV, with their numbers, as cells, any of which may be empty. Raises DataError."""
+    return [(number, tsv_cells(line.strip(" "))) for number, line in enumerate(_lines(path), 1) if line.strip()]
+
+
+def _lines(path: Path) -> list[str]:
     text = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: holds no text ({len(text)} characters)")
-    return [line.strip() for line in text.split("\n")]
+    return text.split("\n")
 
 
 def read_documents(path: Path) -> list[list[str]]:
@@ -47,7 +56,7 @@ def _text_lines(path: Path) -> list[str]:
 def read_texts(path: Path) -> list[list[str]]:
     """Read each line as a document; of a `.tsv` its first column, of another manifest its texts."""
     if ending(path) == ".tsv":
-        texts = [tsv_cells(line)[0] for line in read_lines(path)]
+        texts = [cells[0] for _, cells in read_rows(path)]
     else:
         texts = texts_in(path) if is_manifest(path) else read_lines(path)
     return [[text.strip()] for text in texts if text.strip()]
@@ -107,7 +116,9 @@ def windows(
 ) -> list[SentenceWindow]:
     """Split documents into windows of whole sentences, at most `room` tokens (RoBERTa's DOC-SENTENCES, Liu et al. 2019,
     section 4.2); a longer sentence continues in the next window. Windows under `shortest` tokens, such as headings, are
-    dropped. Sentences are encoded as parts of one text."""
+    dropped. Sentences are encoded as parts of one text. Raises UsageError for less room than that."""
+    if room < shortest:
+        raise UsageError(f"must be larger by {shortest - room} or more, for texts of {shortest} tokens", "context")
     found: list[SentenceWindow] = []
     between = _between(documents, tokenizer)
     for number, document in enumerate(documents):

@@ -11,9 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from multimodal.data.batching import PaddedText, pad_text
-from multimodal.data.datasets.documents import read_lines
+from multimodal.data.datasets.documents import read_rows
 from multimodal.data.examples import SizedExamples
-from multimodal.data.manifests import tsv_cells
 from multimodal.errors import DataError, few
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -30,7 +29,7 @@ def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[La
     """Rows of a table with tabs between its columns, gzip or not: the `columns` of text and label that its header
     names; without them the first and the last column, and no header but GLUE's, in either order. Raises DataError
     naming the line, also for a first line that looks like another header."""
-    lines = [(number, tsv_cells(line)) for number, line in enumerate(read_lines(path), 1) if line]
+    lines = read_rows(path)
     header = [cell.strip() for cell in lines[0][1]]
     text, label = 0, -1
     if columns is None and tuple(reversed(header)) in HEADERS:
@@ -46,6 +45,8 @@ def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[La
     for number, row in rows:
         if len(row) != width or width < 2:
             raise DataError(f"{path}: line {number} has {len(row)} columns, not {max(width, 2)}")
+        if not row[label].strip():
+            raise DataError(f"{path}: line {number} has no label")
     texts = [LabelledText(row[text].strip(), row[label].strip()) for _, row in rows]
     if rows is lines and _begins_with_header(texts):
         problem = f"line 1 looks like a header, since no other line has the label {texts[0].label!r:.40}"

@@ -227,6 +227,8 @@ Image._decompression_bomb_check = _bomb_check_of_others
 class _PillowWhileReading:
     """Pattern of a warnings filter for the module that warns."""
 
+    pattern = r"PIL\."  # scikit-learn builds the filters again from it
+
     def match(self, module: str) -> bool:
         return _reading.get() and module.startswith("PIL.")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.utils.parallel import Parallel, delayed
 
 from multimodal.errors import ImageError
 from multimodal.tokens.image.arrays import as_image
@@ -106,3 +107,8 @@ def test_a_closed_file_is_refused():
     file.close()
     with pytest.raises(ImageError, match="cannot be read"):
         as_image(file)
+
+
+def test_scikit_learn_builds_the_filters_of_warnings_again_after_a_read():
+    rgb(png(PIXELS))
+    assert Parallel()(delayed(abs)(number) for number in (-1, 2)) == [1, 2]

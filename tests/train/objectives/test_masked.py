@@ -267,6 +267,23 @@ def test_a_first_line_that_looks_like_a_header_is_refused(tmp_path, lines, refus
     assert len(read_labelled(table, ("review", "sentiment"))) == len(lines) - 1
 
 
+def test_the_first_and_the_last_cell_of_a_row_may_be_empty_but_no_label(tmp_path):
+    """As pandas writes missing values."""
+    table = tmp_path / "rows.tsv"
+    table.write_text("id\ttext\tlabel\tnote\n1\tgood\tyes\t\n\tbad\tno\t\n\t\t\t\n", encoding="utf-8")
+    assert read_labelled(table, ("text", "label")) == [("good", "yes"), ("bad", "no")]
+    assert read_texts(table) == [["id"], ["1"]]
+    table.write_text("text\tlabel\n\tno\ngood\t\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"rows\.tsv: line 3 has no label"):
+        read_labelled(table)
+
+
+@pytest.mark.parametrize("room", [3, 0, -6])
+def test_windows_without_room_for_a_text_are_refused(room):
+    with pytest.raises(UsageError, match=f"^context must be larger by {4 - room} or more, for texts of 4 tokens$"):
+        windows([["word1 word2"]], TOKENIZER, room)
+
+
 def test_labels_stand_in_the_column_that_the_header_says_and_are_classes(tmp_path):
     table = tmp_path / "rows.tsv"
     table.write_text("label\ttext\n1\tgood\n0\tbad\n", encoding="utf-8")
