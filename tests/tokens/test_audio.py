@@ -56,6 +56,15 @@ def test_rates(rate):
     assert np.abs(sound.numpy() - chirp(16000))[inside].max() < 2e-3
 
 
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000, 96000])
+def test_audio_shorter_than_the_resampler_s_filter(rate):
+    for count in [*range(1, 20), *range(20, rate // 200, 7)]:
+        found = read_audio(wav(np.linspace(-0.5, 0.5, count, dtype=np.float32), rate))
+        longer = count > 32 * max(1, rate / 16000)  # rounded down or up
+        assert 0 <= -(-count * 16000 // rate) - len(found) <= longer, count
+        assert (found.abs().amax() > 0.01) == (count > 1), count
+
+
 def test_a_plain_wav_is_read_as_by_ffmpeg():
     for rate, seconds in ((8000, 0.5), (16000, 2.4), (44100, 3)):
         file = wav(0.4 * chirp(rate)[: round(seconds * rate)] + 0.1, rate)

@@ -95,11 +95,6 @@ def peak() -> int:
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
-def test_too_few_samples_for_one_at_the_new_rate_are_no_sound():
-    with pytest.raises(AudioError, match="no audio"):
-        read_audio(wav(np.zeros(1, np.float32), 96000), 1000)
-
-
 def playlists(target: Path, port: int) -> dict[str, bytes]:
     media = [str(target), f"file:{target}", f"http://127.0.0.1:{port}/a.ts", f"subfile,,start,0,end,0,,:{target}",
              f"concat:{target}|{target}", f"tcp://127.0.0.1:{port}", f"crypto:{target}"]  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BLOCK_SECONDS = 0.1
 FADE_SECONDS = 0.01
 CANCELLED = 0.25
+TAPS = 32  # of libswresample's filter, in samples of the lower rate; it drops audio that is shorter
 
 
 def shares_of(layout: "AudioLayout") -> Float32[np.ndarray, "C"] | None:
@@ -97,7 +98,7 @@ class Resampler:
     def __init__(self, rate: int, target: int):
         import av
 
-        self.rate = rate
+        self.rate, self.target, self.pushed, self.made = rate, target, 0, 0
         self.swr = av.AudioResampler(format="flt", layout="mono", rate=target) if rate != target else None
 
     def push(self, sound: Float32[np.ndarray, "n"]) -> Float32[np.ndarray, "m"]:
@@ -107,11 +108,21 @@ class Resampler:
             return sound
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound[None]), format="flt", layout="mono")
         frame.sample_rate = self.rate
+        self.pushed += len(sound)
         return self._joined(self.swr.resample(frame))
 
     def flush(self) -> Float32[np.ndarray, "m"]:
-        return np.zeros(0, np.float32) if self.swr is None else self._joined(self.swr.resample(None))
+        """The rest, and all of audio that is shorter than the filter, as if silence followed."""
+        if self.swr is None:
+            return np.zeros(0, np.float32)
+        count, least = self.pushed, TAPS * max(self.rate, self.target) // self.target + 1
+        if not 0 < count < least:
+            return self._joined(self.swr.resample(None))
+        missing = -(-count * self.target // self.rate) - self.made
+        silence = np.zeros(2 * least, np.float32)
+        return np.concatenate([self.push(silence), self._joined(self.swr.resample(None))])[:missing]
 
-    @staticmethod
-    def _joined(frames: list) -> Float32[np.ndarray, "m"]:
-        return np.concatenate([np.zeros(0, np.float32), *(frame.to_ndarray()[0] for frame in frames)])
+    def _joined(self, frames: list) -> Float32[np.ndarray, "m"]:
+        made = np.concatenate([np.zeros(0, np.float32), *(frame.to_ndarray()[0] for frame in frames)])
+        self.made += len(made)
+        return made

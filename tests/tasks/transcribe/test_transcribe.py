@@ -11,6 +11,7 @@ import torch
 
 from multimodal.errors import AudioError, CheckpointError, UsageError
 from multimodal.system.assets import asset
+from multimodal.tasks.transcribe import timeline
 from multimodal.tasks.transcribe.transcribe import transcribe, transcribe_many
 from multimodal.tasks.transcribe.whisper.windows import DecoderPrompt
 from multimodal.tokens.audio.reading import read_audio
@@ -212,13 +213,17 @@ def test_the_language_is_that_of_the_channel_with_most_text(monkeypatch):
         assert [one["language"] for one in found["channels"]] == ["fr", "de"]
 
 
-def test_an_error_stands_in_its_files_place_and_the_others_go_on(tmp_path):
+def test_an_error_stands_in_its_files_place_and_the_others_go_on(tmp_path, monkeypatch):
+    total = timeline.coverage
+    monkeypatch.setattr(timeline, "coverage", lambda spans: total(spans if spans[-1].stop != RATE else []))
     (tmp_path / "broken.wav").write_bytes(b"RIFF nothing")
-    sources = [sound(2), tmp_path / "broken.wav", torch.zeros(0), tmp_path / "absent.wav", sound(3)]
+    broken = [tmp_path / "broken.wav", torch.zeros(0), tmp_path / "absent.wav", sound(1)]
+    sources = [sound(2), *broken, sound(3), (44100, torch.tensor([0.1, -0.1] * 5))]
     for checkpoint, options in ((whispers()[1], COMMON), (tiny_hybrid(), HYBRID)):
         found = [result for _, result in transcribe_many(sources, checkpoint, batch_size=3, **options)]
-        assert [type(result) for result in found] == [dict, AudioError, AudioError, AudioError, dict]
+        assert [type(result) for result in found] == [dict, *[AudioError] * 4, dict, dict]
         assert "broken.wav" in str(found[1])
+        assert found[-1]["duration"] == 4 / RATE
         assert same(found[0], transcribe(sources[0], checkpoint, **options))
         with pytest.raises(AudioError, match=r"absent\.wav"):
             transcribe(tmp_path / "absent.wav", checkpoint, **options)
