@@ -83,16 +83,6 @@ class Processes(SingleProcess):
         dist.all_to_all_single(rows, value.contiguous(), own, list(counts))
         return rows.split(own)
 
-    def pass_on(self, values: Sequence[Tensor], count: int) -> list[Tensor]:
-        """Send `values` to the next process and receive those of the previous one, of `count` rows."""
-        received = [value.new_empty(count, *value.shape[1:]) for value in values]
-        after, before = (self.rank + 1) % self.world, (self.rank - 1) % self.world
-        moves = [dist.P2POp(dist.isend, value.contiguous(), after, tag=i) for i, value in enumerate(values)]
-        moves += [dist.P2POp(dist.irecv, value, before, tag=i) for i, value in enumerate(received)]
-        for move in dist.batch_isend_irecv(moves):
-            move.wait()
-        return received
-
     def agree(self, error: BaseException | None = None) -> None:
         """Exchange errors: all processes call this at the same point, with the error of this one, if any. Raises
         `error`; in the other processes Stopped for a Stopped, else TrainingError."""
@@ -155,9 +145,9 @@ class Processes(SingleProcess):
         finally:
             unlock(held)
 
-    def meeting(self, exchange: str) -> SingleProcess:
-        """Return the exchange of texts between processes: `gather` or `ring`."""
-        return SingleProcess() if self.world == 1 else {"gather": Gather, "ring": Ring}[exchange](self)
+    def meeting(self) -> SingleProcess:
+        """Return the exchange of texts between processes."""
+        return SingleProcess() if self.world == 1 else Gather(self)
 
 
 class Gather(SingleProcess):
@@ -171,20 +161,3 @@ class Gather(SingleProcess):
         results = work(*(self.processes.gather(value, counts) for value in texts))
         parts = [self.processes.scatter(value, counts) for value in results]
         return functools.reduce(merge, zip(*parts, strict=True))
-
-
-class Ring(SingleProcess):
-    """Ring exchange: texts move round with their results, with memory for one process's texts at a time."""
-
-    def __init__(self, processes: Processes):
-        self.processes, self.total = processes, processes.total
-
-    def sweep(self, work: Callable, merge: Callable, texts: Sequence[Tensor]) -> Sequence[Tensor]:
-        rank, world = self.processes.rank, self.processes.world
-        counts, carried = self.processes.counts(len(texts[0])), []
-        for hop in range(world):
-            results = work(*texts)
-            carried = merge(carried, results) if carried else results
-            both = self.processes.pass_on([*texts, *carried], counts[(rank - hop - 1) % world])
-            texts, carried = both[: len(texts)], both[len(texts) :]
-        return carried

@@ -7,7 +7,7 @@ bias; then each micro-batch runs again with a graph and backpropagates its featu
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool
@@ -37,14 +37,14 @@ class Contrastive(Objective):
     `fits` [concepts, terms]: True if a text of the term matches an image of the concept; by default, if their numbers
     are equal. A text drawn twice counts twice, and an image's target is spread over all matching texts, so the loss is
     a function of the pairs alone, whatever their micro-batch or process. `keep(step)`: share of the patches that the
-    model sees (FLIP, Li et al. 2023). `exchange`: texts of other processes all at once, or passed around a ring."""
+    model sees (FLIP, Li et al. 2023)."""
 
     def __init__(
         self, model: nn.Module, fits: Bool[Tensor, "concepts terms"] | None = None,
-        keep: Callable[[int], float] | None = None, exchange: Literal["gather", "ring"] = "gather",
+        keep: Callable[[int], float] | None = None,
     ):  # fmt: skip
         super().__init__(model)
-        self.keep, self.exchange = keep, exchange
+        self.keep = keep
         # Radford et al. 2021, section 2.5; SigLIP's checkpoints have a larger one, such as 117
         self.highest = max(math.log(100), model.logit_scale.item())
         self.register_buffer("table", fits, persistent=False)
@@ -109,7 +109,7 @@ class Contrastive(Objective):
         fits = None if self.table is None else lambda concepts, terms: self.table[concepts[:, None], terms]
         return contrastive_loss(
             images, texts, scale, bias, concepts=concepts, terms=terms, fits=fits, sigmoid=bias is not None,
-            across=engine.processes.meeting(self.exchange),
+            across=engine.processes.meeting(),
         )  # fmt: skip
 
     @torch.no_grad()

@@ -37,14 +37,14 @@ def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def contrast(image_counts: list[int], text_counts: list[int], sigmoid: bool, exchange: str | None) -> list[list[float]]:
-    """Loss of this process (of all, without `exchange`) and gradients of its features, scale and bias."""
+def contrast(image_counts: list[int], text_counts: list[int], sigmoid: bool, alone: bool = True) -> list[list[float]]:
+    """Loss of this process (of all if `alone`) and gradients of its features, scale and bias."""
     images, captions = (F.normalize(noise(sum(n), 4, seed=len(n)), dim=-1) for n in (image_counts, text_counts))
     concepts, terms = torch.arange(len(images)) % 3, torch.arange(len(captions)) % 3
     across = None
-    if exchange:
+    if not alone:
         processes = Processes()
-        across = processes.meeting(exchange)
+        across = processes.meeting()
         images, concepts = (x.split(image_counts)[processes.rank] for x in (images, concepts))
         captions, terms = (x.split(text_counts)[processes.rank] for x in (captions, terms))
     leaves = [images, captions, *(torch.tensor(x, dtype=torch.float64) for x in (9.0, -3.0))]
@@ -54,9 +54,8 @@ def contrast(image_counts: list[int], text_counts: list[int], sigmoid: bool, exc
     return [x.flatten().tolist() for x in (loss, *(leaf.grad for leaf in leaves))]
 
 
-def contrasts(image_counts: list[int], text_counts: list[int]) -> dict[tuple[bool, str], list[list[float]]]:
-    kinds = [(sigmoid, exchange) for sigmoid in (False, True) for exchange in ("gather", "ring")]
-    found = {kind: contrast(image_counts, text_counts, *kind) for kind in kinds}
+def contrasts(image_counts: list[int], text_counts: list[int]) -> dict[bool, list[list[float]]]:
+    found = {sigmoid: contrast(image_counts, text_counts, sigmoid, alone=False) for sigmoid in (False, True)}
     Processes().close()
     return found
 
@@ -98,14 +97,14 @@ def pairs(items: list[tuple[Tensor, Tensor]]) -> Pairs:
     return Pairs(*(torch.stack(x) for x in zip(*items, strict=True)))
 
 
-def clip_loop(run: Path, kind: str, exchange: str, **changes: Any) -> Loop:
+def clip_loop(run: Path, kind: str, **changes: Any) -> Loop:
     s = tiny_run.settings(run, optim=ADAMW, **changes)
     torch.manual_seed(0)
     model = CLIP(CLIPS[kind]).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim else None
     loader = Loader(Texts(), shuffled(28, 8, 0), as_it_is, pairs, micro=s.accumulate)
-    return Loop(s, Contrastive(model, exchange=exchange), loader)
+    return Loop(s, Contrastive(model), loader)
 
 
 class Labelled(tiny_run.Images):
