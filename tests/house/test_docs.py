@@ -101,7 +101,8 @@ def files(tmp_path_factory) -> Path:
         (folder / name).write_text(json.dumps(line) + "\n")
     (folder / "clips").mkdir()
     (folder / "clips" / "first.flac").write_bytes((folder / "talks" / "first.flac").read_bytes())
-    (folder / "clips" / "metadata.csv").write_text("file_name,transcription\nfirst.flac,three seven\n")
+    for name in ("metadata.csv", "val.csv"):
+        (folder / "clips" / name).write_text("file_name,transcription\nfirst.flac,three seven\n")
     captions = [
         {"file_name": f"photos/{number}.jpg", "captions": [f"a {word} wall"]}
         for number, word in enumerate(("red", "orange"))

@@ -14,7 +14,7 @@ from multimodal.data.datasets.image_sets import ImageSet, labelled, open_images
 from multimodal.data.datasets.images import named_concept
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.errors import DataError
-from multimodal.tasks.classify.calibration import bins, calibrate
+from multimodal.tasks.classify.calibration import FOLDS, bins, calibrate
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.tasks.encode.features import image_features
 from multimodal.tasks.figures import new_figure, png
@@ -106,7 +106,7 @@ def report(made: CalibrationResult) -> Iterator[str]:
         use = "not used for the fit" if calibration.kind == "temperature" else "as none of these"
         some = ", ".join(made.unknown)[:80]
         yield f"{figures['of_none']} images of {len(made.unknown)} other classes ({use}): {some}"
-    yield "each fifth of the images, measured with a fit to the other four:"
+    yield f"{FOLDS}-fold cross-validation:"
     for name in ("before", "after"):
         row = figures[name]
         line = f"  {name:6}  accuracy {row['accuracy']:.4f}  NLL {row['nll']:.4f}  ECE {row['ece']:.4f}"
