@@ -100,14 +100,14 @@ def text_infilling(
     ids: Ids, mask_id: int, random: torch.Generator, share: float = 0.3, mean: float = 3.0
 ) -> Int[Tensor, "M"]:
     """Replace spans of Poisson(`mean`) lengths, a `share` of the tokens in total, rounded, with one mask each; an empty
-    span inserts a mask (BART)."""
+    span inserts a mask (BART), as long as the text does not become longer by it."""
     left, lengths = round(share * len(ids)), []
     while left > 0:
         length = min(int(torch.poisson(torch.tensor([mean]), generator=random)), left)
         lengths.append(length)
         left -= length
     whole = [length for length in lengths if length]
-    empty, kept = len(lengths) - len(whole), len(ids) - sum(whole)
+    empty, kept = min(len(lengths) - len(whole), sum(whole) - len(whole)), len(ids) - sum(whole)
     # at most one span in each gap between kept tokens, so that spans stay separate
     whole = whole if len(whole) <= kept + 1 else [sum(whole)]
     gaps = torch.randperm(kept + 1, generator=random)[: len(whole)].tolist()
