@@ -3,6 +3,7 @@ transformers' reading of the same file."""
 
 import json
 import re
+import struct
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError
 from multimodal.tasks.text.generate import Generator, end_ids
 from multimodal.tokens.text.hub.gguf_vocabulary import gguf_tokenizer
+from multimodal.weights.files import gguf_file
 from multimodal.weights.files.gguf_file import read_gguf
 from multimodal.weights.folder import load_folder, save_folder
 from multimodal.weights.load import load
@@ -240,3 +242,16 @@ def test_what_is_not_supported_or_damaged_is_one_line(tmp_path):
     (tmp_path / "other.gguf").write_bytes(data.replace(b"llama", b"rwkv6"))
     with pytest.raises(CheckpointError, match=r"architecture 'rwkv6' is not supported \(one of llama"):
         load(tmp_path / "other.gguf")
+
+
+def test_a_header_that_claims_more_values_than_there_are_is_refused_at_once(tmp_path, monkeypatch):
+    path, name = tmp_path / "model.gguf", b"general.x"
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(name)) + name
+    path.write_bytes(head + struct.pack("<IIQ", 9, 0, 100_000))  # an array of bytes
+    with pytest.raises(CheckpointError, match=r"is cut \(buffer is too small"):
+        read_gguf(path)
+    path.write_bytes(head + struct.pack("<IIQ", 9, 0, 30) + bytes(30))
+    assert read_gguf(path)[1]["general.x"] == [0] * 30
+    monkeypatch.setattr(gguf_file, "MOST_VALUES", 20)
+    with pytest.raises(CheckpointError, match="more than 20 values"):
+        read_gguf(path)
