@@ -162,7 +162,7 @@ def test_text_infilling_takes_a_fixed_share_in_poisson_spans_and_empty_ones():
     assert lengths[0] / total == pytest.approx(0.05, abs=0.03)  # e^-3
     assert text_infilling(torch.tensor([7]), MASK, generator(0), share=0.9).tolist() == [MASK]
     assert text_infilling(ids[:3], MASK, generator(0), share=0.1).tolist() == ids[:3].tolist()
-    many = [text_infilling(ids[:56], MASK, generator(seed), 0.3, mean=0.5) for seed in range(20)]  # most spans are empty
+    many = [text_infilling(ids[:56], MASK, generator(seed), share=0.3, mean=0.5) for seed in range(20)]
     assert max(map(len, many)) <= 56
 
 
