@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from types import FunctionType, NoneType
@@ -69,10 +70,19 @@ def copy_module(model: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, SHARED) or is_dataclass(value):  # configurations are frozen
         return value
+    if isinstance(value, OrderedDict):  # of hooks, which may record what their owner reads
+        return value.copy()
+    if isinstance(value, Tensor) and not value.is_leaf:  # a pruned weight, which a hook computes again
+        return value.detach().clone()
     if type(value) is dict:
         return {name: None if part is None else copy.deepcopy(part, memo) for name, part in value.items()}
     empty = isinstance(value, dict | set) and not value
     return type(value)() if empty else copy.deepcopy(value, memo)
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Return True if a module has hooks that its calls run, such as those of pruning: replacements would not."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def replace_modules(root: nn.Module, choose: Callable[[nn.Module], nn.Module]) -> nn.Module:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import multimodal
 from multimodal import caption, classify, generate, transcribe
@@ -156,10 +157,13 @@ def test_a_call_sees_every_change_of_the_weights(call: str, kind: str, edits: li
     assert True in seen
 
 
+SEVERAL = ["clip-softmax", "vit-layer-scale", "speech-to-text", "joint", "captioner", "coca", "text-llama",
+           "text-encoder", "text-to-text"]  # fmt: skip
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["auto", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["clip-softmax", "vit-layer-scale", "speech-to-text", "joint", "captioner", "coca",
-                                  "text-llama", "text-encoder", "text-to-text"])  # fmt: skip
+@pytest.mark.parametrize("name", SEVERAL)
 @torch.no_grad()
 def test_a_prepared_model_owns_its_weights(name: str, kind: str):
     original = tiny.made(name)
@@ -175,6 +179,28 @@ def test_a_prepared_model_owns_its_weights(name: str, kind: str):
         assert [run_once(model) for _ in range(2)] == before
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SEVERAL)
+@torch.no_grad()
+def test_a_prepared_model_calls_all_hooks_and_has_pruned_weights(name: str, kind: str):
+    model, calls = tiny.made(name).eval(), []
+    for part in model.modules():
+        part.register_forward_hook(lambda part, _, output: calls.append(type(part).__name__))
+    for part in [part for part in model.modules() if isinstance(part, nn.Linear)]:
+        prune.l1_unstructured(part, "weight", 0.3)
+    run_once(model)
+    right = calls.copy()
+    given = Checkpoint(model, source="tiny")
+    made = prepare_for_inference(given, kind).model
+    calls.clear()
+    found = run_once(made)
+    assert calls == right
+    assert found == run_once(model) or kind == "bfloat16"
+    with pytest.raises(UsageError, match="int8' replaces modules, which have forward hooks"):
+        prepare_for_inference(given, "int8")
+
+
 def run_once(model: nn.Module) -> list[Any]:
     """All outputs of one forward pass, for one row."""
     torch.manual_seed(0)
@@ -183,7 +209,7 @@ def run_once(model: nn.Module) -> list[Any]:
         case "CLIP":
             ids[0, 2] = tiny.VOCABULARY - 1  # the end
             found = model(pixels, ids, torch.ones(1, 3, dtype=torch.bool))
-        case "PreparedViT":
+        case "ViT" | "PreparedViT":
             found = model(pixels)
         case "Whisper":
             found = model.decoder(ids, model.encoder(mel[:, :20].transpose(1, 2)))

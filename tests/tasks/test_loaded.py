@@ -31,7 +31,7 @@ TONE = 0.3 * torch.sin(torch.arange(24000) / 8)
 
 
 class Frame:
-    """What pandas' frames share: two dimensions, and iteration over the names of columns."""
+    """A frame like pandas': two dimensions, iterating over the names of its columns."""
 
     ndim = 2
 

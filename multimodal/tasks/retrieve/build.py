@@ -148,7 +148,7 @@ def _embed(
     own = None if native is None else (model, native or None)
     whole = ClipOptions(**ClipOptions.among(vars(options))).replace(per_clip=True)
     reader = ImageReader(record, options.batch_size, options.workers, False, whole, own)
-    for batch in reader.batches(Items(todo, keyed=False)):
+    for batch in reader.batches(Items(todo.keys(), keyed=False)):
         if isinstance(batch, Clip):
             rows = clip_result(batch, partial(_clip_rows, encode=partial(_vectors, model, device), options=options))
             failed = isinstance(rows, Exception)
