@@ -2,6 +2,7 @@
 again before it takes its place."""
 
 import errno
+import json
 import os
 import re
 from contextlib import closing
@@ -16,7 +17,7 @@ from multimodal.export.hf.files import begin_id, control_names
 from multimodal.export.refusals import differences, short_window
 from multimodal.system.outputs import Outputs, opened_output
 from multimodal.tasks.text.generate import end_ids
-from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, gguf_tokenizer
+from multimodal.tokens.text.hub.gguf_vocabulary import CONTROL, NORMAL, SPLITS, USER, WHOLE, gguf_tokenizer
 from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
@@ -29,7 +30,10 @@ TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 UNUSED = 5  # type of a token that no text has
 WINDOWED = ("gemma2", "gemma3")  # llama.cpp switches phi3's window off, and reads none of others
 PAIRED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbouring numbers of these, not halves
-PROBES = ("The cat's 1999 dogs, don't", "  two  blanks\n\n\tand 日本語 😀 é", "x=3.14;IT'S", "a")
+PROBES = (
+    "The cat's 1999 dogs, don't", "  two  blanks\n\n\tand 日本語 😀 é", "x=3.14;IT'S", "a",
+    "HTMLPage's 1234567 (so) ½Ⅷ٣", "if (x) {\n\t!/\n  return 'Ll'; \r\n\n }  \n", "नमस्ते",
+)  # fmt: skip
 
 
 def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[dict[str, Any], Tensors]:
@@ -111,7 +115,7 @@ def _as_gguf(arch: str, name: str, tensor: Tensor, attention: Any) -> Tensor:
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
     if arch in PAIRED and (found := re.search(r"\.([qk])_proj\.", name)):
-        heads = attention.heads if found[1] == "q" else attention.kv_heads or attention.heads
+        heads = attention.heads if found[1] == "q" else attention.key_heads
         return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     return tensor
 
@@ -126,24 +130,36 @@ def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     made: dict[str, Any] = {f"{name}_token_id": i for name, i in zip(("eos", "eot", "eom"), ends, strict=False)}
     made |= {} if bos is None else {"bos_token_id": bos}
     made |= {"padding_token_id": tokenizer.pad_id, "add_bos_token": tokenizer.bos_id is not None}
+    kinds, probes, words = list[dict[str, Any]](), PROBES, _words(tokenizer)
     if isinstance(tokenizer, SentencePieceTokenizer):
         if chat and tokenizer.prepend_scheme == "first":
             raise UsageError(f"model {checkpoint.source}: llama.cpp puts a space behind each control token")
         kinds = [made | _pieces(tokenizer, config.vocabulary)]
     elif (pipeline := tokenizer.pipeline()) is not None and pipeline["model"]["type"] == "BPE":
         own = made | _bytes(tokenizer, pipeline, config.vocabulary)
+        probes += () if pipeline.get("normalizer") else ("e\u0301",)  # of NFC, only Qwen 2's comes back
         kinds = [own | {"pre": split} for split in SPLITS if split != "default"]
-    else:
-        kinds = []
+        kinds.sort(key=lambda own: (own["pre"] in WHOLE) is not pipeline["model"].get("ignore_merges", False))
     for own in kinds:
         fields = {f"tokenizer.ggml.{name}": value for name, value in own.items()}
         try:
             read = gguf_tokenizer(Path(checkpoint.source), fields, config.vocabulary, config.context)
         except CheckpointError:
             continue
-        if all(read.encode(text) == tokenizer.encode(text) for text in PROBES):
+        if _words(read) == words and all(read.encode(text) == tokenizer.encode(text) for text in probes):
             return fields
     raise UsageError(f"model {checkpoint.source}: GGUF has no vocabulary like its {type(tokenizer).__name__}")
+
+
+def _words(tokenizer: Tokenizer) -> list[list[str]] | None:
+    """Words of the probes, which tokens of a small vocabulary do not tell."""
+    from tokenizers import Tokenizer as Backend
+
+    if (pipeline := tokenizer.pipeline()) is None:
+        return None
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    split = Backend.from_str(json.dumps(pipeline | {"model": model, "added_tokens": []})).pre_tokenizer
+    return [[word for word, _ in split.pre_tokenize_str(text)] if split else [text] for text in PROBES]
 
 
 def _bytes(tokenizer: Tokenizer, pipeline: dict[str, Any], size: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """GGUF files of our decoders, read again by ours."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from multimodal.errors import UsageError
 from multimodal.export.export import export
+from multimodal.export.gguf import check_gguf
 from multimodal.export.refusals import differences
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
@@ -67,6 +69,24 @@ def test_tokens_that_a_chat_begins_and_ends_with_come_back(tmp_path):
     assert read.chat.ids(messages, [], read.tokenizer, "")[0] == ids
     assert ids[0] == tokenizer.control_names[begin]
     assert set(end_ids(read)) >= {tokenizer.control_names[name] for name in ends}
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "split"), [("llama3", None, "llama-bpe"), ("chatml", {"type": "NFC"}, "qwen2"),
+    ("chatml", None, "stablelm2"), ("byte-level", None, "gpt-2"), ("falcon", None, None)])  # fmt: skip
+def test_the_split_of_words_is_the_vocabularys_own(name, form, split, tmp_path):
+    """Few of the tokens that tell splits apart are in a small vocabulary."""
+    root, config = hub_folder(tmp_path, name)
+    made = json.loads((root / "tokenizer.json").read_text())
+    made["normalizer"] = form
+    made["model"] |= {"merges": made["model"]["merges"][:3], "ignore_merges": name == "llama3"}
+    (root / "tokenizer.json").write_text(json.dumps(made))
+    model = Checkpoint(llama(vocabulary=config["vocab_size"]), hub_tokenizer(root, config), source="m")
+    if split is None:
+        with pytest.raises(UsageError, match="GGUF has no vocabulary like its HubTokenizer"):
+            check_gguf(model, tmp_path / "m.gguf", False)
+    else:
+        assert check_gguf(model, tmp_path / "m.gguf", False)[0]["tokenizer.ggml.pre"] == split
 
 
 def test_a_full_disk_is_named_and_ends_of_a_search_come_back(tmp_path, monkeypatch):

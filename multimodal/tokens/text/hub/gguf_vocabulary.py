@@ -24,7 +24,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "stablelm2": (QWEN2_SPLIT,), "llama-bpe": (LLAMA3_SPLIT,), "llama3": (LLAMA3_SPLIT,), "dbrx": (LLAMA3_SPLIT,),
     "gpt-4o": (GPT4O_SPLIT,), "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
 }  # fmt: skip
-WHOLE = ("llama-bpe", "llama3", "dbrx")  # a word that is a token needs no merges
+WHOLE = ("llama-bpe", "llama3")  # a word that is a token needs no merges
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 # control tokens that end a text whether the metadata name them or not (llama.cpp, `special_eog_ids`)
 ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
