@@ -14,6 +14,7 @@ from torch import Tensor
 MOST_BYTES = 1 << 26
 MOST_OPCODES = 2_000_000  # about 30 per tensor; takes seconds
 MOST_DIMENSIONS = 64
+MOST_KEY = 1 << 60  # of a dict, above any address: greater ones can be chosen to have one hash, and take hours
 CODE = "__torch__."  # module of TorchScript classes
 DTYPES = {
     "FloatStorage": torch.float32, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
@@ -68,7 +69,7 @@ class _Machine:
     """Stack and memo of one pickle."""
 
     def __init__(self, read: Read):
-        self.read, self.stack, self.memo = read, [], {}
+        self.read, self.stack, self.memo, self.copied = read, [], {}, 0
 
     def step(self, opcode: str, argument: Any) -> None:
         if opcode in CONSTANTS:
@@ -126,6 +127,9 @@ class _Machine:
         function, arguments = self.last(2)
         if not isinstance(function, Name) or function not in MAKERS or not isinstance(arguments, tuple):
             raise ValueError(f"calls {str(function)[:80] if isinstance(function, Name) else 'no function'}; {ONLY}")
+        self.copied += sum(len(one) for one in arguments if isinstance(one, list))
+        if self.copied > MOST_OPCODES:  # of one list, again and again
+            raise ValueError(f"copies more than {MOST_OPCODES} items")
         self.stack.append(MAKERS[function](*arguments))
 
     def new(self) -> None:
@@ -157,23 +161,31 @@ def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
     """Keys and values. Keys must be texts or numbers: hashing deep tuples would overflow the C stack."""
     if len(values) % 2 or not all(isinstance(key, str | int | float | None) for key in values[::2]):
         raise ValueError("a dict key that is neither a text nor a number")
+    if any(isinstance(key, int) and abs(key) >= MOST_KEY for key in values[::2]):
+        raise ValueError(f"a dict key of {MOST_KEY} or more")
     return list(zip(values[::2], values[1::2], strict=True))
 
 
-def _ordered(items: Any = ()) -> dict[Any, Any]:
+def _exactly(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"expected a {kind.__name__} (got a {type(value).__name__})")
+    return value
+
+
+def _ordered(*items: Any) -> dict[Any, Any]:
     """OrderedDict; Python 2 wrote its items as a list of pairs."""
-    return dict(_pairs([part for key, value in items for part in (key, value)]))
+    return dict(_pairs([part for key, value in _exactly(list, *items or [[]]) for part in (key, value)]))
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
     """View of a storage, checked against its bounds."""
     if not (isinstance(storage, Storage) and isinstance(size, tuple) and isinstance(stride, tuple)):
         raise ValueError("a tensor without a storage, a size or a stride")
+    if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(size)} dimensions with {len(stride)} strides")
     numbers = [offset, *size, *stride]
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
         raise ValueError("a tensor whose offset, size or stride is not a count")
-    if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
-        raise ValueError(f"a tensor of {len(size)} dimensions with {len(stride)} strides")
     count = 1
     for length in size:
         count *= length
@@ -223,7 +235,7 @@ MAKERS: dict[Name, Callable[..., Any]] = {
     Name("torch._utils", "_rebuild_tensor"): _tensor,
     Name("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
     Name("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-    Name("torch", "Size"): tuple,
+    Name("torch", "Size"): lambda sizes: _exactly(tuple, sizes),  # a list would be copied
     Name("torch", "device"): lambda *_: None,
     Name("torch.jit._pickle", "restore_type_tag"): lambda value, _: value,
     **{Name("torch.jit._pickle", f"build_{kind}list"): lambda value: value

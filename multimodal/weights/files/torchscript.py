@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multimodal.weights.files.pickled import Instance, Name
 
-MOST_MODULES = 100_000
+MOST_ATTRIBUTES, MOST_NAME = 500_000, 500  # small files can hold one module in many places
 
 
 class Declared(NamedTuple):
@@ -43,9 +43,8 @@ def state_dict(root: Instance, classes: dict[Name, Declared]) -> dict[str, Tenso
         raise ValueError(f"{root.kind} is not a TorchScript module")
     tensors: dict[str, Tensor] = {}
     left: list[tuple[str, Instance, tuple[int, ...]]] = [("", root, ())]
-    for _ in range(MOST_MODULES):
-        if not left:
-            return tensors
+    count = 0
+    while left:
         path, module, above = left.pop()
         declared = classes[module.kind]
         if declared.own_state:
@@ -54,10 +53,15 @@ def state_dict(root: Instance, classes: dict[Name, Declared]) -> dict[str, Tenso
             )
         if not isinstance(module.state, dict) or id(module) in above:
             raise ValueError(f"module {path or 'at the top'} has no state, or contains itself")
+        if (count := count + 1 + len(module.state)) > MOST_ATTRIBUTES:
+            raise ValueError(f"modules of more than {MOST_ATTRIBUTES} attributes")
+        around = (*above, id(module))
         for name, value in module.state.items():
             full = f"{path}.{name}" if path else str(name)
+            if len(full) > MOST_NAME:
+                raise ValueError(f"an attribute with a name of {len(full)} characters, more than {MOST_NAME}")
             if isinstance(value, Tensor) and (declared.tensors is None or name in declared.tensors):
                 tensors[full] = value
             elif isinstance(value, Instance) and value.kind in classes:
-                left.append((full, value, (*above, id(module))))
-    raise ValueError(f"more than {MOST_MODULES} modules")
+                left.append((full, value, around))
+    return tensors

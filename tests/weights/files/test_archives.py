@@ -16,8 +16,9 @@ from multimodal.system.files import sha256
 from multimodal.train.checkpoint.atomic import check, read_state, save_state
 from multimodal.train.checkpoint.state import random_state, set_random_state
 from multimodal.weights.convert import convert
-from multimodal.weights.files import pickled
+from multimodal.weights.files import pickled, torchscript
 from multimodal.weights.files.archives import read_archive
+from multimodal.weights.files.pickled import Instance, Name
 from multimodal.weights.files.tensor_files import read_shards
 from tests.helpers import hostile
 
@@ -179,6 +180,9 @@ def test_the_maker_of_lying_tensors_makes_good_ones_too(tmp_path):
         (hostile.bare(b"ctorch\nFloatStorage\n)\x81"), "got a Instance|not a TorchScript module"),
         (hostile.bare(b"ctorch\nFloatStorage\n)R"), "calls torch.FloatStorage"),
         (hostile.bare(b"c__torch__\nM\n)\x81"), "not a TorchScript module"),
+        (hostile.bare(b"ctorch\nSize\n]\x85R"), r"expected a tuple \(got a list"),
+        (hostile.bare(b"ccollections\nOrderedDict\n)\x85R"), r"expected a list \(got a tuple"),
+        (hostile.bare(b"}\x8a\x08" + bytes(7) + b"\x10Ns"), "a dict key of 1152921504606846976 or more"),
         (b"\x80\x02}", "exhausted|damaged|STOP"), (b"\x80\x02\xfe.", "opcode"),
     ],
 )  # fmt: skip
@@ -285,10 +289,28 @@ def test_counts_are_limited_before_they_take_minutes(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pickled, "MOST_OPCODES", 100)
         refused(tmp_path / "x.pt", "more than 100 pickle opcodes")
+        pairs = b"NN\x86q\x01]q\x00(" + b"h\x01" * 20 + b"eccollections\nOrderedDict\nq\x02"
+        hostile.opcodes(tmp_path / "x.pt", lambda _: hostile.bare(pairs, b"h\x02h\x00\x85R" * 6), content={})
+        refused(tmp_path / "x.pt", "copies more than 100 items")
     with zipfile.ZipFile(tmp_path / "y.pt", "w") as archive:
         for number in range(130):
             archive.writestr(f"{number}" * 20_000, b"")
     refused(tmp_path / "y.pt", r"a zip directory of \d+ bytes, more than 4194304")
+
+
+def test_a_torchscript_module_in_many_places_or_of_a_long_name_is_refused(monkeypatch):
+    monkeypatch.setattr(torchscript, "MOST_ATTRIBUTES", 1000)
+    module = Instance(kind := Name("__torch__", "M"))
+    module.state = {"w": torch.ones(1)}
+    for _ in range(20):
+        inner, module = module, Instance(kind)
+        module.state = {"a": inner, "b": inner}
+    classes = {kind: torchscript.Declared(None, False)}
+    with pytest.raises(ValueError, match="more than 1000 attributes"):
+        torchscript.state_dict(module, classes)
+    module.state = {"x" * 600: torch.ones(1)}
+    with pytest.raises(ValueError, match="a name of 600 characters"):
+        torchscript.state_dict(module, classes)
 
 
 def test_a_bomb_among_the_members_is_refused_before_it_is_unpacked(tmp_path):
