@@ -42,6 +42,14 @@ class AttentionConfig:
     inner_norm: bool = False  # of the heads' outputs together (EVA-02)
     out_width: int | None = None  # None: width
 
+    @property
+    def key_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_width or self.width // self.heads
+
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -55,8 +63,8 @@ class Attention(nn.Module):
     def __init__(self, config: AttentionConfig):
         super().__init__()
         self.config, self.heads = config, config.heads
-        self.kv_heads = config.kv_heads or config.heads
-        self.head_width = config.head_width or config.width // config.heads
+        self.kv_heads = config.key_heads
+        self.head_width = config.head_size
         if min(sizes := (self.heads, self.kv_heads, self.head_width)) < 1:
             raise ValueError(f"heads, kv_heads and head_width must be at least 1 (got {sizes})")
         if config.head_width is None and config.width % config.heads:
@@ -73,11 +81,12 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = self._norms()
         inner = self.heads * self.head_width
         self.inner_norm = nn.LayerNorm(inner, eps=config.qk_norm_eps) if config.inner_norm else None
-        self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
-        if config.relative:
-            self.relative = RelativeTerm(config.width, self.heads, self.head_width)
         if config.grid is not None:
             self.relative = GridTerm(self.heads, config.grid)
+        elif config.relative:
+            self.relative = RelativeTerm(config.width, self.heads, self.head_width)
+        else:
+            self.relative = ShawTerm(self.head_width, config.shaw) if config.shaw else None
         self.gate = BiasGate(self.heads, self.head_width) if config.gate else None
 
     def _norms(self) -> tuple[nn.Module | None, nn.Module | None]:

@@ -195,7 +195,7 @@ def cache_names(decoder: TextConfig, prefix: str, part: str = "") -> list[str]:
 
 def empty_cache(own: AttentionConfig, layers: int, rows: int, length: int) -> list[Float[Tensor, "B K S E"]]:
     """Example keys and values."""
-    shape = rows, own.kv_heads or own.heads, length, own.head_width or own.width // own.heads
+    shape = rows, own.key_heads, length, own.head_size
     return [torch.zeros(shape) for _ in range(2 * layers)]
 
 

@@ -128,9 +128,9 @@ class ConformerEncoder(nn.Module):
 
     def rotation(self, start: int, count: int, device: torch.device) -> Callable[[Tensor], Tensor] | None:
         """RoPE for frames from `start` on; None if the model has none."""
-        attention = self.config.block.attention
-        head_width = attention.head_width or attention.width // attention.heads
-        return rotary(torch.arange(start, start + count, device=device), head_width) if self.config.rotary else None
+        if not self.config.rotary:
+            return None
+        return rotary(torch.arange(start, start + count, device=device), self.config.block.attention.head_size)
 
     def stream(self) -> "ConformerStream":
         """Raises ValueError for a model without chunks, whose frames depend on the whole input."""

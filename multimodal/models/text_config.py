@@ -73,7 +73,7 @@ def sinusoidal_positions(config: PositionConfig, index: Int[Tensor, "*B T"], wid
 
 def rotary_positions(config: PositionConfig, index: Int[Tensor, "*B T"], attention: AttentionConfig) -> Rotation:
     """RoPE for these positions. The last one of each row says how long its text is."""
-    width = config.share or attention.head_width or attention.width // attention.heads
+    width = config.share or attention.head_size
     if config.yarn or config.switch:
         return Rotation(index.float()[..., None] * _rates(config, index, width), config.interleaved, config.gain)
     theta = config.theta if config.ntk == 1 else config.theta * config.ntk ** (width / (width - 2))
@@ -120,8 +120,8 @@ class TextConfig:
     `tied`: logits through the embedding's transpose; None: no logits.
 
     `stem_norm`: a norm before the blocks; `transform`: a linear map, activation and norm before the logits;
-    `head_bias`: logits have a bias (BERT has all three, Devlin et al. 2019). `window`: number of tokens that a token
-    sees, with itself (Mistral); None: all.
+    `head_bias`: logits have a bias (BERT has all three, Devlin et al. 2019), with `head_bias_fixed` one that is not
+    trained (BART). `window`: number of tokens that a token sees, with itself (Mistral); None: all.
 
     `embed_width`: of embeddings that a linear map widens (ALBERT, ELECTRA). `embed_scale`: factor of token embeddings
     (M2M100: √D). `segments`: number of segment embeddings (BERT: 2). `logit_scale`: factor of states before tied logits
@@ -151,6 +151,7 @@ class TextConfig:
     stem_norm: bool = False
     transform: bool = False
     head_bias: bool = False
+    head_bias_fixed: bool = False
     positions: PositionConfig = field(default_factory=PositionConfig)
     window: int | None = None
     embed_width: int | None = None

@@ -170,8 +170,7 @@ class ViT(nn.Module):
         return Rotation(angles, self.config.rotary.interleaved)
 
     def _angles(self, grid: tuple[int, int], device: torch.device) -> Float[Tensor, "N R"]:
-        own = self.config.stack.block.attention
-        angles = self.config.rotary.angles(grid, own.head_width or own.width // own.heads)
+        angles = self.config.rotary.angles(grid, self.config.stack.block.attention.head_size)
         return nn.functional.pad(angles, (0, 0, self.config.prefix, 0)).to(device)
 
     def _grid(self, image: Tensor) -> tuple[int, int]:

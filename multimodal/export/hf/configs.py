@@ -60,7 +60,7 @@ def halved(config: Any, state: Tensors) -> tuple[Any, Tensors]:
     if not isinstance(config, TextConfig) or not config.positions.interleaved or config.positions.kind != "rotary":
         return config, state
     own = config.stack.block.attention
-    counts = {"query": own.heads, "key": own.kv_heads or own.heads}
+    counts = {"query": own.heads, "key": own.key_heads}
     made = dict(state)
     for name, tensor in state.items():
         if found := re.search(r"\.attention\.(query|key)\.", name):
@@ -97,8 +97,7 @@ def plain(config: Any) -> Any:
     values = {one.name: plain(getattr(config, one.name)) for one in fields(config)}
     values |= {name: 0 for name in TRAINING if name in values}
     if "kv_heads" in values:
-        own = values["width"] // values["heads"]
-        values |= {"kv_heads": values["kv_heads"] or values["heads"], "head_width": values["head_width"] or own}
+        values |= {"kv_heads": config.key_heads, "head_width": config.head_size}
         values["source_width"] = values["source_width"] or values["width"]
     if "feed_bias" in values and config.feed_bias is None:
         values["feed_bias"] = config.attention.bias

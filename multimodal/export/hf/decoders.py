@@ -39,13 +39,9 @@ def rope(own: PositionConfig, head: int) -> dict[str, Any]:
 
 def part_of(c: TextConfig) -> dict[str, Any]:
     """`rope` of families whose heads turn in part by default."""
-    share = (c.positions.share or head_of(c)) / head_of(c)
-    return {"rope_parameters": rope(c.positions, head_of(c)) | {"partial_rotary_factor": share}}
-
-
-def head_of(c: TextConfig) -> int:
-    own = c.stack.block.attention
-    return own.head_width or own.width // own.heads
+    size = c.stack.block.attention.head_size
+    share = (c.positions.share or size) / size
+    return {"rope_parameters": rope(c.positions, size) | {"partial_rotary_factor": share}}
 
 
 def body(c: TextConfig) -> dict[str, Any]:
@@ -63,8 +59,8 @@ def llama_kin(c: TextConfig, kind: str) -> dict[str, Any]:
     feed = own.bias if block.feed_bias is None else block.feed_bias
     eps = {"rms_norm_eps": block.norm_eps} if block.norm != "layer" else {"layer_norm_eps": block.norm_eps}
     made = body(c) | eps | {
-        "num_key_value_heads": own.kv_heads or own.heads, "head_dim": head_of(c), "attention_bias": own.bias,
-        "mlp_bias": feed, "rope_parameters": rope(c.positions, head_of(c)), "sliding_window": c.window,
+        "num_key_value_heads": own.key_heads, "head_dim": own.head_size, "attention_bias": own.bias,
+        "mlp_bias": feed, "rope_parameters": rope(c.positions, own.head_size), "sliding_window": c.window,
     }  # fmt: skip
     # a mistral with kinds of layers is read as a Ministral, which CTranslate2 lacks
     if (pattern := c.pattern) is not None or (c.window and kind != "mistral"):
@@ -86,18 +82,15 @@ def _gemma(c: TextConfig) -> dict[str, Any]:
 
 
 def _gemma3(c: TextConfig) -> dict[str, Any]:
-    local = c.positions if c.pattern is None else c.pattern.positions
-    made = _gemma(c) | {"use_bidirectional_attention": not c.causal, "rope_parameters": {
-        "full_attention": rope(c.positions, head_of(c)), "sliding_attention": rope(local, head_of(c))}}  # fmt: skip
+    made = _gemma(c) | {"use_bidirectional_attention": not c.causal} | _two_ropes(c)
     if not c.causal and c.pattern is not None:
         made["sliding_window"] = 2 * (c.pattern.window - 1)
     return made
 
 
-def _olmo3(c: TextConfig) -> dict[str, Any]:
-    local = c.positions if c.pattern is None else c.pattern.positions
-    return {"rope_parameters": {"full_attention": rope(c.positions, head_of(c)),
-                                "sliding_attention": rope(local, head_of(c))}}  # fmt: skip
+def _two_ropes(c: TextConfig) -> dict[str, Any]:
+    local, size = c.positions if c.pattern is None else c.pattern.positions, c.stack.block.attention.head_size
+    return {"rope_parameters": {"full_attention": rope(c.positions, size), "sliding_attention": rope(local, size)}}
 
 
 def _smollm3(c: TextConfig) -> dict[str, Any]:
@@ -121,7 +114,7 @@ def _windows(c: TextConfig) -> dict[str, Any]:
 
 OWN: dict[str, Callable[[TextConfig], dict[str, Any]]] = {
     "qwen2": _windows, "qwen3": _windows, "gemma": _gemma, "gemma2": _gemma, "gemma3_text": _gemma3,
-    "olmo3": _olmo3, "smollm3": _smollm3, "granite": _granite,
+    "olmo3": _two_ropes, "smollm3": _smollm3, "granite": _granite,
     "phi3": lambda c: {"original_max_position_embeddings": c.positions.trained or c.context,
                        "rope_scaling": None},
     "mixtral": lambda c: {} if c.stack.block.experts is None else {
@@ -167,13 +160,15 @@ def opt(c: TextConfig, kind: str) -> dict[str, Any]:
 
 def falcon(c: TextConfig, kind: str) -> dict[str, Any]:
     block, own = c.stack.block, c.stack.block.attention
-    groups, alibi = own.kv_heads not in (None, 1) or block.parallel == "two", c.positions.kind == "alibi"
+    groups = own.kv_heads not in (None, 1) or block.parallel == "two"
+    turned = {} if c.positions.kind == "alibi" else {"rope_parameters": rope(c.positions, own.head_size)}
     return body(c) | {
         "ffn_hidden_size": block.hidden, "activation": body(c)["hidden_act"], "layer_norm_epsilon": block.norm_eps,
-        "new_decoder_architecture": groups, "num_kv_heads": own.kv_heads or own.heads,
+        "new_decoder_architecture": groups, "num_kv_heads": own.key_heads,
         "multi_query": own.kv_heads == 1, "parallel_attn": block.parallel is not None, "bias": own.bias,
         "num_ln_in_parallel_attn": {"two": 2, "one": 1}.get(block.parallel) if groups else None,
-    } | ({"alibi": True} if alibi else {"alibi": False, "rope_parameters": rope(c.positions, head_of(c))})  # fmt: skip
+        "alibi": not turned,
+    } | turned  # fmt: skip
 
 
 DECODERS = {"gpt2": gpt2, "gpt_neox": neox} | dict.fromkeys(LLAMA_KIN, llama_kin) | {

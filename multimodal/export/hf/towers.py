@@ -35,7 +35,7 @@ def t5(c: EncoderDecoderConfig | TextConfig, kind: str) -> dict[str, Any]:
     plain = {"gelu_tanh": "gelu_new"}.get(block.activation, block.activation)
     feed = "gated-gelu" if block.gated and plain == "gelu_new" else ("gated-" if block.gated else "") + plain
     made = {
-        "d_model": own.width, "d_kv": own.head_width or own.width // own.heads, "d_ff": block.hidden,
+        "d_model": own.width, "d_kv": own.head_size, "d_ff": block.hidden,
         "num_layers": tower.stack.layers, "num_heads": own.heads, "layer_norm_epsilon": block.norm_eps,
         "relative_attention_num_buckets": tower.positions.buckets, "vocab_size": tower.vocabulary,
         "relative_attention_max_distance": tower.positions.furthest, "feed_forward_proj": feed,

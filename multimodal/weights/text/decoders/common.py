@@ -118,11 +118,6 @@ def fused_qkv(foreign: str, groups: int, queries: int, keys: int, width: int) ->
     return weight_and_bias(foreign, qkv("attention"), Op(load, export))
 
 
-def head_width(config: TextConfig) -> int:
-    own = config.stack.block.attention
-    return own.head_width or own.width // own.heads
-
-
 def activation(text: dict[str, Any], *names: str) -> str:
     """Ours of the first of these options that is stated. Raises CheckpointError for an unknown one."""
     name, value = next(((name, text[name]) for name in names if text.get(name) is not None), (names[0], None))

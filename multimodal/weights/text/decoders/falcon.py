@@ -11,7 +11,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.table import NameRow, Tensors, linears
-from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv, head_width
+from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv
 from multimodal.weights.text.decoders.rope import positions
 
 OLD = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
@@ -48,8 +48,7 @@ def _positions(text: dict[str, Any]) -> PositionConfig:
 
 def _rows(config: TextConfig) -> list[NameRow]:
     own, parallel = config.stack.block.attention, config.stack.block.parallel
-    keys, width = own.kv_heads or own.heads, head_width(config)
-    fused = fused_qkv("self_attention.query_key_value", keys, own.heads // keys, 1, width)
+    fused = fused_qkv("self_attention.query_key_value", own.key_heads, own.heads // own.key_heads, 1, own.head_size)
     return [*fused, *linears(TWO if parallel == "two" else ONE)]
 
 

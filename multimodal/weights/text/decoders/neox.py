@@ -9,7 +9,7 @@ from typing import Any
 from multimodal.blocks.stack import transformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.table import NameRow, Tensors
-from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv, head_width
+from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv
 from multimodal.weights.text.decoders.rope import positions
 
 FEED = {"mlp.dense_h_to_4h": "feed.up", "mlp.dense_4h_to_h": "feed.down", "input_layernorm": "attention_branch.norm",
@@ -45,7 +45,8 @@ def _renamed(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _fused(config: TextConfig, name: str) -> list[NameRow]:
-    return fused_qkv(name, config.stack.block.attention.heads, 1, 1, head_width(config))
+    own = config.stack.block.attention
+    return fused_qkv(name, own.heads, 1, 1, own.head_size)
 
 
 NEOX, NEOX_MODEL = families(DecoderSpec(

@@ -15,7 +15,6 @@ from multimodal.weights.text.decoders.common import (
     changed,
     families,
     fused_qkv,
-    head_width,
     windowed,
 )  # fmt: skip
 from multimodal.weights.text.decoders.llama_kin import DEFAULTS
@@ -29,7 +28,7 @@ def _config(text: dict[str, Any]) -> TextConfig:
 def _fused(config: TextConfig) -> list[NameRow]:
     own = config.stack.block.attention
     return [
-        *fused_qkv("self_attn.qkv_proj", 1, own.heads, own.kv_heads or own.heads, head_width(config)),
+        *fused_qkv("self_attn.qkv_proj", 1, own.heads, own.key_heads, own.head_size),
         *weight_and_bias("mlp.gate_up_proj", ("feed.gate", "feed.up"), HALVES),
     ]
 
