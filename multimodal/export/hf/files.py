@@ -188,6 +188,8 @@ def _write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
 
 def _write_llama(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer, folder: Path) -> None:
     """A model as Llama's, with the names of its tokens, since fine-tunes add some and end texts with one."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
     names = tokenizer.special_names()
     flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {i: flags | {"content": name, "special": name not in tokenizer.added} for i, name in names.items()}
@@ -195,10 +197,12 @@ def _write_llama(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer, fold
     if tokenizer.pad_id == tokenizer.unknown_id:  # ours for a folder without a pad
         del roles["pad_token"]
     roles = _template_roles(checkpoint, names) | roles
-    (folder / "tokenizer.model").write_bytes(tokenizer.proto())
-    legacy = tokenizer.prepend_scheme == "always"
-    write_json(folder / RECORD, {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": legacy, **roles,
-                                 "added_tokens_decoder": added})  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(proto := tokenizer.proto())
+    space = ModelProto.FromString(proto).normalizer_spec.add_dummy_prefix
+    write_json(folder / RECORD, {
+        "tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": tokenizer.puts_end,
+        "legacy": tokenizer.prepend_scheme == "always", "add_prefix_space": space, **roles,
+        "added_tokens_decoder": added})  # fmt: skip
 
 
 def image_processor(record: Preprocessing, kind: str) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """SentencePiece models (T5, SigLIP, Llama) and ByT5's bytes."""
 
+import base64
 import codecs
 import math
 import re
@@ -11,6 +12,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import read_json_value, shown, write_whole
+from multimodal.tokens.text.hub.patterns import check_growth
 from multimodal.tokens.text.tokenizer import MARK, Tokenizer, checked, with_names, write_record
 
 
@@ -26,7 +28,7 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(
         self, path: Path | str, pad_id: int | None = None, add_bos: bool = False, canonical: bool = False,
         context: int | None = None, pad_to_length: bool = False, vocab_size: int | None = None,
-        proto: bytes | None = None, added: Sequence[str] = (), prepend_scheme: str = "always",
+        proto: bytes | None = None, added: Sequence[str] = (), prepend_scheme: str = "always", puts_end: bool = False,
     ):  # fmt: skip
         """`pad_id`: overrides the file's. `canonical`: apply `canonicalize`. `vocab_size`: rows of the model's
         embedding; those beyond the file's are control ids. `proto`: the model, if it was made from another kind of
@@ -53,7 +55,7 @@ class SentencePieceTokenizer(Tokenizer):
         unused = (i for i in range(self._pieces) if self._model.is_unused(i))
         self._names |= {i: f"[{i}]" for i in (*unused, *range(self._pieces, self.vocab_size))}
         self.control = frozenset(self._names)
-        self.added, self.prepend_scheme = tuple(added), prepend_scheme
+        self.added, self.prepend_scheme, self.puts_end = tuple(added), prepend_scheme, puts_end
         if prepend_scheme not in ("always", "first"):
             raise CheckpointError(f"{self.path}: prepend_scheme must be always or first (got {prepend_scheme!r:.40})")
         if missing := [name for name in added if self._model.piece_to_id(name) == self.unknown_id]:
@@ -110,6 +112,7 @@ class SentencePieceTokenizer(Tokenizer):
         settings = {key: getattr(self, key) for key in names}
         optional = {"added": list(self.added)} if self.added else {}
         optional |= {"prepend_scheme": "first"} if self.prepend_scheme == "first" else {}
+        optional |= {"puts_end": True} if self.puts_end else {}
         record = {"kind": "sentencepiece", "file": target.name, "add_bos": self.bos_id is not None}
         write_record(folder, record | settings | optional)
 
@@ -148,25 +151,34 @@ class ByteTokenizer(Tokenizer):
 def pieces_model(path: Path, proto: bytes | None = None) -> Any:
     """SentencePieceProcessor of a file, or of its content `proto`. Raises CheckpointError."""
     import sentencepiece
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     try:
         proto = proto or path.read_bytes()
         if not proto:  # the library would accept it and write to stderr later
             raise RuntimeError("the file is empty")
-        return sentencepiece.SentencePieceProcessor(model_proto=proto)
+        model = sentencepiece.SentencePieceProcessor(model_proto=proto)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not a SentencePiece model ({error})") from None
+    content = ModelProto.FromString(model.serialized_model_proto())
+    for rules in (content.normalizer_spec, content.denormalizer_spec):
+        try:
+            check_growth({"precompiled_charsmap": base64.b64encode(rules.precompiled_charsmap).decode()})
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+    return model
 
 
 def extended_model(
-    path: Path, tokens: Sequence[dict[str, Any]], roles: Mapping[str, str]
+    path: Path, tokens: Sequence[dict[str, Any]], roles: Mapping[str, str], prefix: bool = True
 ) -> tuple[bytes, list[str]]:  # fmt: skip
     """The model of a file with tokens that a folder adds, as `added_tokens` lists them, and the names of those that are
-    not special. `roles`: names of `bos` and `eos`. Raises CheckpointError for a token whose id is another piece's, or
-    that takes the blanks beside it."""
+    not special. `roles`: names of `bos` and `eos`. `prefix`: False drops the space before a text.
+    Raises CheckpointError for a token whose id is another piece's, or that takes the blanks beside it."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     model, kind = ModelProto.FromString(pieces_model(path).serialized_model_proto()), ModelProto.SentencePiece
+    model.normalizer_spec.add_dummy_prefix &= prefix
     ids = {piece.piece: i for i, piece in enumerate(model.pieces)}
     most = 2 * len(ids)
     for token in tokens:

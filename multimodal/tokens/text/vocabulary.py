@@ -48,7 +48,7 @@ _KEYS: dict[str, dict[str, Any]] = {
 _OPTIONAL: dict[str, dict[str, Any]] = {
     "bpe": {"languages": list[str]},
     "pieces": {"added": dict[str, int]},
-    "sentencepiece": {"added": list[str], "prepend_scheme": str},
+    "sentencepiece": {"added": list[str], "prepend_scheme": str, "puts_end": bool},
     "t5": {"context": int},
     "byt5": {"context": int},
     "letters": {"clean": bool},

@@ -196,10 +196,11 @@ def _from_pieces(
     add_bos, named = bool(record.get("add_bos_token", True)), names | dict(_named(path.parent, record))
     added, ends = added_tokens(path.parent, frozenset({*named.values(), *_more(record)})), _end_ids(path.parent, config)
     added = [token | {"special": token["special"] or token["id"] in ends} for token in added]
-    proto, plain = extended_model(path, added, {role: named[role] for role in ("bos", "eos") if role in named})
+    roles = {role: named[role] for role in ("bos", "eos") if role in named}
+    proto, plain = extended_model(path, added, roles, prefix=record.get("add_prefix_space") is not False)
     scheme = "first" if record.get("legacy") is False else "always"
     return SentencePieceTokenizer(path, pad, add_bos, context=context, vocab_size=size, proto=proto, added=plain,
-                                  prepend_scheme=scheme)  # fmt: skip
+                                  prepend_scheme=scheme, puts_end=bool(record.get("add_eos_token")))  # fmt: skip
 
 
 def folder_tokenizer(
