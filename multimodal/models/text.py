@@ -125,6 +125,9 @@ class TextTransformer(nn.Module):
         # any module from states to logits; a tied decoder has none and takes the embedding's transpose
         self.head = nn.Linear(states, config.vocabulary, bias=config.head_bias) if config.tied is False else None
         self.tied_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied and config.head_bias else None
+        owner, name = (self, "tied_bias") if self.head is None else (self.head, "bias")
+        if config.head_bias_fixed and (bias := owner._parameters.pop(name, None)) is not None:
+            owner.register_buffer(name, bias.detach())
         norm = make_norm(block.norm, config.width, block.norm_eps) if config.pool_norm else None
         self.pool = Pool(config.width, config.pool, biased, norm) if config.pool else None
         self.project = Projection(config.width, config.projections) if config.projections else None

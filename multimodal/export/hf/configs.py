@@ -24,7 +24,7 @@ WRITERS = DECODERS | TOWERS
 SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets two of zeros
 SHOWN = 2
 UNLABELLED = ("-choice", "-next-sentence")  # ends of families whose classes have no names
-TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
+TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing", "head_bias_fixed")
 
 
 def described(checkpoint: Checkpoint, kinds: Collection[str] = WRITERS) -> tuple[dict[str, Any], Tensors]:

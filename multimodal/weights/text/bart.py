@@ -69,8 +69,9 @@ def text_to_text(
     size = c["vocab_size"] if shared else c["decoder_vocab_size"] or c["vocab_size"]
     context = c["max_position_embeddings"]
     encoder = TextConfig(0 if shared else c["vocab_size"], context, stack("encoder"), causal=False, **common)
+    biased = LOGIT_BIAS in tensors
     decoder = TextConfig(
-        size, context, stack("decoder"), causal=True, tied=tied, head_bias=LOGIT_BIAS in tensors, **common
+        size, context, stack("decoder"), causal=True, tied=tied, head_bias=biased, head_bias_fixed=biased, **common
     )
     return EncoderDecoderConfig(encoder, decoder, start_id(c))
 

@@ -84,6 +84,13 @@ def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):
     assert torch.allclose(found[0], wanted[0], atol=1e-5)
 
 
+def test_a_gemma_that_sees_both_sides_has_a_class_there():
+    made = causal.case("Gemma 3")
+    own = family_of(made).load(made.tensors, made.config | {"use_bidirectional_attention": True}, "file")
+    config = parts_of(Checkpoint(own.model, source="m", card=own.card))[0]
+    assert (own.model.config.causal, config["architectures"]) == (False, ["Gemma3ForCausalLM"])
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
 @torch.no_grad()
 def test_timms_vit_of_one_size_is_transformers(name, tmp_path):

@@ -104,6 +104,12 @@ def test_padded_batches_equal_the_reference(name):
     assert max(actual.values()) <= TOLERANCE, actual
 
 
+@every_case
+def test_as_many_numbers_are_trained_as_in_the_reference(name):
+    counts = [sum(p.numel() for p in one.parameters() if p.requires_grad) for one in (case(name).reference, load(name))]
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.ci
 @every_case
 def test_a_corrupted_tensor_fails_the_comparison(name):
