@@ -86,6 +86,8 @@ NFKC = base64.b64encode(bytes(4) + b"a\0" + b"b" * 33 + b"\0").decode()  # the l
         ([replace({"Regex": ""}, "aa")] * 20, "3486784401"), ([replace({"String": "a"}, "b" * 5000)], "5000"),
         ([{"type": "Prepend", "prepend": "aaa"}] * 7, "16384"),
         ([{"type": "Precompiled", "precompiled_charsmap": NFKC}] * 3, "35937"),
+        ([replace({"String": "a"}, "b" * 5000) | {"normalizers": [], "decoders": []}], "5000"),  # fields of other types
+        ([{"type": "Prepend", "prepend": "a" * 5000, "content": "", "pattern": {"String": "a"}}], "5001"),
     ],
 )  # fmt: skip
 def test_replacements_without_bound_are_refused(several, steps, growth):

@@ -3,9 +3,11 @@
 import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from multimodal.errors import CheckpointError, TextError, UsageError
 from multimodal.system.assets import asset
@@ -351,6 +353,13 @@ def test_files_that_are_no_sentencepiece_model_are_refused(pieces, tmp_path):
         SentencePieceTokenizer(pieces, add_bos=True)
     with pytest.raises(CheckpointError, match="pad id 5000"):
         SentencePieceTokenizer(pieces, pad_id=5000)
+    for rules in ("normalizer_spec", "denormalizer_spec"):
+        model = ModelProto.FromString(Path(pieces).read_bytes())
+        charsmap = model.normalizer_spec.precompiled_charsmap + b"b" * 5000 + b"\0"
+        getattr(model, rules).precompiled_charsmap = charsmap
+        (tmp_path / "bad.model").write_bytes(model.SerializeToString())
+        with pytest.raises(CheckpointError, match=r"bad\.model: .*5000 times as long, more than 4096"):
+            SentencePieceTokenizer(tmp_path / "bad.model")
 
 
 def test_byte_ids_equal_byt5():

@@ -65,17 +65,22 @@ def check_growth(steps: Any) -> None:
 
 
 def _growth(step: Any) -> float:
+    """By every field of a step, whatever its type: the library ignores those that its type does not have."""
+    growth = 1.0
     match step:
-        case {"normalizers": list(inner)} | {"decoders": list(inner)}:
-            return math.prod(map(_growth, inner))
         case {"content": str(text), "pattern": {"String": str(found)}} if found:
-            return max(1.0, len(text) / len(found))
-        case {"content": str(text), "pattern": _} | {"prepend": str(text)}:  # a pattern may match between characters
-            return len(text) + 1.0
+            growth = max(growth, len(text) / len(found))
+        case {"content": str(text), "pattern": _}:  # may match between characters
+            growth = len(text) + 1.0
+    match step:
+        case {"prepend": str(text)}:
+            growth *= len(text) + 1.0
+    match step:
         case {"precompiled_charsmap": str(code)}:  # its trie's size, the trie, texts that end in NUL
             data = base64.b64decode(code)
-            return max(1.0, *map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
-    return 1.0
+            growth *= max(1.0, *map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+    inner = [step.get(name) for name in ("normalizers", "decoders")] if isinstance(step, dict) else []
+    return growth * math.prod(_growth(one) for part in inner if isinstance(part, list) for one in part)
 
 
 class _Scan:
