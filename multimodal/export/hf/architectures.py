@@ -44,7 +44,7 @@ def _text(kind: str, model: TextTransformer, family: str, labelled: bool) -> str
         "ForPreTraining": config.detect or (config.classes and config.tied is not None),
         "ForNextSentencePrediction": family == "bert-next-sentence",
         "ForMultipleChoice": config.classes == 1 and not labelled, "ForSequenceClassification": config.classes,
-        "ForMaskedLM": config.tied is not None and not config.causal,
+        "ForMaskedLM": config.tied is not None and not config.causal and kind != "gemma3_text",  # which has none
         "LMHeadModel": config.tied is not None and kind in ("gpt2", "bert"),
         "ForCausalLM": config.tied is not None,
     }  # fmt: skip
