@@ -103,8 +103,9 @@ def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | 
         raise UsageError(f"--file {file}: cannot be read ({error.strerror})") from None
     if name == file and is_manifest(file):
         warnings.warn(f"--file {file}: each line is a text as it stands, with its keys or columns", stacklevel=1)
-    lines = data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n") if data else []
-    for number, line in enumerate(lines, 1):
+    if not data:
+        raise UsageError(f"{name}: has no lines")
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         try:
             yield f"{name}, line {number}", line.decode()

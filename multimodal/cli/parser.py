@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
@@ -140,6 +140,12 @@ class Parser(argparse.ArgumentParser):
         if action.metavar in PATHS and "" in arg_strings:  # which would be the working directory
             raise argparse.ArgumentError(action, "an empty name ('')")
         return super()._get_values(action, arg_strings)
+
+    def refuse(self, options: argparse.Namespace, names: Iterable[str], cause: str) -> None:
+        """End with `cause` if one of these flags is given."""
+        for name in names:
+            if getattr(options, name, None) is not None:
+                self.error(f"--{name}: {cause}")
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)", file=sys.stderr)

@@ -32,6 +32,11 @@ def add_flags(p: Parser) -> None:
         )
 
 
+def check(p: Parser, options: Namespace) -> None:
+    if all(map(os.path.isdir, options.data)):
+        p.refuse(options, ("path_column", "text_column", "label_column"), "is for lists and tars (got folders)")
+
+
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.class_names import class_names
     from multimodal.data.sources import ListColumns, open_source

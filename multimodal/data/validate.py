@@ -148,7 +148,7 @@ def fault(name: str, text: str, medium: str = "") -> DataFault:
     of a list has a `name` next to that of its `medium`."""
     detail = re.sub(r"^(?:<bytes>|\d+ bytes): ", "", text.removeprefix(f"{name}: "))
     cause = detail.removeprefix(f"{medium}: ").partition(" (")[0]
-    return DataFault(name, re.sub(r"[\d.]+(?= packets| s )", "N", cause), detail)
+    return DataFault(name, re.sub(r"[\d.]+(?= packets| s\b)", "N", cause), detail)
 
 
 def _text_faults(sample: Sample) -> Iterator[str]:

@@ -229,6 +229,8 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
     tensors, own = _read(weights, path, pickled)
     tensors = unwrapped(tensors)
     if architecture:
+        if (family := recognise(tensors, config, str(path))).types:
+            raise UsageError(f"architecture {architecture}: expected OpenCLIP's or timm's weights, got {family.name}")
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
     return load_foreign(tensors, config or own or _config_of(folder, tensors), str(path), folder, pickled)
 

@@ -12,7 +12,7 @@ from multimodal.data import validate as module
 from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.datasets.speech_windows import read_clips
 from multimodal.data.sources import ListColumns, open_source
-from multimodal.data.validate import validate
+from multimodal.data.validate import fault, validate
 from multimodal.tokens.image.reading import read_image
 from tests.helpers.commands import run
 from tests.helpers.data import sets
@@ -81,6 +81,11 @@ def test_each_fault_of_a_manifest_has_its_cause(tmp_path):
     assert validate(source, kind="audio").broken == report.broken  # the image is now one, the unknown name is not
 
 
+def test_damage_anywhere_is_one_cause():
+    text = "a.mp3: damaged, 0.50 s replaced by silence, first at 5.43 s (got 8.00 s of 8.00 s)"
+    assert fault("a.mp3", text).cause == "damaged, N s replaced by silence, first at N s"
+
+
 def test_unknown_and_missing_labels(tmp_path):
     members = [("a.png", sets.png(1)), ("a.cls", b"dog"), ("b.png", sets.png(2)), ("b.cls", b"cow"),
                ("c.png", sets.png(3)), ("c.cls", b""), ("d.png", sets.png(4))]  # fmt: skip
@@ -137,6 +142,9 @@ def test_columns_by_name(tmp_path, capsys):
     arguments = ("validate", tmp_path / "a.csv", "--workers", "1", "--text_column", "said", "--label_column", "kind")
     assert run(capsys, *arguments, "--path_column", "img")[0] == 0
     assert "no audio_filepath" in run(capsys, *arguments)[2]
+    (tmp_path / "dog").mkdir()
+    code, _, err = run(capsys, "validate", tmp_path, *arguments[2:])
+    assert (code, "--text_column: is for lists and tars" in err) == (2, True)
 
 
 COLUMNS = ("text", "transcription", "transcript", "sentence", "caption", "title", "raw_text", "utterance")

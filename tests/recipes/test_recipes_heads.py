@@ -102,6 +102,7 @@ def test_a_resumed_run_equals_an_unbroken_one(home, load_recipe):
         (["tag", "a", "--file", "b", "-m", "x"], "give one of TEXT and --file"),
         (["answer", "a", "-m", "x"], "give one of --context, --file and --choices"),
         (["answer", "a", "--context", "b", "--choices", "c", "-m", "x"], "give one of --context, --file and --choices"),
+        (["answer", "a", "--choices", "b", "c", "--null", "-m", "x"], "--null: is for --context and --file"),
         (["tag", "a", "-m", "ENCODER"], "expected a token classifier, got text without one"),
         (["answer", "a", "--context", "b", "-m", "ENCODER"], "expected a model that finds answers in a text"),
         (["answer", "a", "--choices", "b", "b", "-m", "ENCODER"], "'b' is repeated"),

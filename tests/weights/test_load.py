@@ -316,6 +316,11 @@ def test_an_unknown_name_lists_near_ones():
         load("open_clip:ViT-B-32:no-such-tag")
 
 
+def test_an_architecture_is_for_weights_of_openclip_and_timm(hf_folder):
+    with pytest.raises(UsageError, match="expected OpenCLIP's or timm's weights, got whisper-hf"):
+        load(hf_folder, architecture="ViT-B-32")
+
+
 def test_folders_without_one_weights_file_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="holds no weights files"):
         load(tmp_path)

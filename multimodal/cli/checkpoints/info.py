@@ -8,6 +8,7 @@ from multimodal.cli import flags
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import print_json, printable
 from multimodal.cli.parser import Parser
+from multimodal.errors import UsageError
 from multimodal.system.assets import shipped
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.inspect.options import CostOptions
@@ -33,10 +34,15 @@ def add_flags(p: Parser) -> None:
 
 def run(options: Namespace) -> int:
     from multimodal.tasks.inspect.cost import counts
+    from multimodal.tasks.inspect.cost_parts import READERS
 
     checkpoint = _of_preset(options.model) or loaded(options)
+    given = CostOptions.among(vars(options))
+    for name, kinds in READERS.items():
+        if name in given and not any(isinstance(part, kinds) for part in checkpoint.model.modules()):
+            raise UsageError(f"--{name}: does not apply to {checkpoint.source}")
     facts = describe(checkpoint)
-    facts["counts"] = counts(checkpoint.model, **CostOptions.among(vars(options)))
+    facts["counts"] = counts(checkpoint.model, **given)
     if options.format == "json":
         print_json(facts)
         return 0

@@ -42,7 +42,7 @@ def add_flags(p: Parser) -> None:
                    "prefix-matching score by head; answer: where the answer to a question looked (default: attention)"
                    )  # fmt: skip
     p.add_argument("--plot", metavar="PNG", help="write a figure")
-    add_option_flags(p, ViewOptions, defaults=True)
+    add_option_flags(p, ViewOptions)
     p.add_argument("--question", metavar="TEXT", help="about all inputs, for --what answer")
     p.add_argument("--answer", metavar="TEXT", help="decoder output to align or explain (default: greedy decoding)")
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="language of the input, for translators and "
@@ -55,7 +55,7 @@ def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     what, spelled = options.what, {"source": "from", "target": "to"}
     for name, needed in NEEDED.items():
-        if getattr(options, name) is not None and what not in needed:
+        if getattr(options, name, None) is not None and what not in needed:
             p.error(f"--{spelled.get(name, name)}: is for --what {' or '.join(needed)} (--what {what})")
     if what == "answer":
         if options.question is None:
@@ -80,10 +80,13 @@ def run(options: Namespace) -> int:
 
     file = output_file(options.plot, "--plot", (".png",), outputs_of(options))
     checkpoint = loaded(options)
-    chosen = ViewOptions(**ViewOptions.among(vars(options)))
+    given = ViewOptions.among(vars(options))
+    chosen, images = ViewOptions(**given), options.what in SEVERAL and is_image_model(checkpoint.model)
+    if not images and (idle := given.keys() & {"size", "interpolation"}):
+        raise UsageError(f"--{min(idle)}: is for --what {' and '.join(SEVERAL)} of an image model")
     if options.what == "answer":
         seen = answer_view(checkpoint, AnswerRequest(options.inputs, options.question, options.answer), chosen)
-    elif options.what in SEVERAL and is_image_model(checkpoint.model):
+    elif images:
         seen = images_view(checkpoint, options.what, options.inputs, chosen)
     elif len(options.inputs) > 1:
         raise UsageError(f"--what {options.what}: a model of images takes several, this one takes one INPUT "

@@ -13,7 +13,7 @@ from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
 from multimodal.cli.speech import flags as speech_flags
-from multimodal.cli.speech.transcribe import api_options
+from multimodal.cli.speech.transcribe import api_options, warn_of_no_effect
 from multimodal.data.options import FirstOptions
 from multimodal.errors import UsageError
 from multimodal.system.options import add_flags as add_option_flags
@@ -68,6 +68,7 @@ def run(options: Namespace) -> int:
     given = {name: value for name, value in vars(options).items() if name not in OWN}
     # utterances are cut already; cutting again costs letters at their edges
     asked = api_options({"vad_filter": False} | given, checkpoint)
+    warn_of_no_effect(asked, checkpoint)
     shown, warn = Progress(options.manifest), warnings.showwarning
 
     def apart(*warning: Any, **rest: Any) -> None:

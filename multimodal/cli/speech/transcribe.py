@@ -145,7 +145,7 @@ def run(options: Namespace) -> int:
 
         checkpoint = _checkpoint(options)
         chosen = api_options(given, checkpoint)
-        _warn_of_no_effect({name: chosen[name] for name in chosen if not name.startswith("vad_")}, checkpoint)
+        warn_of_no_effect({name: chosen[name] for name in chosen if not name.startswith("vad_")}, checkpoint)
         return stream(given, checkpoint, chosen)
     from multimodal.cli.speech.journals import Journals
     from multimodal.cli.speech.transcript_output import TranscriptOutput
@@ -168,7 +168,7 @@ def run(options: Namespace) -> int:
         log = stack.enter_context(_log(Path(given["decode_log"]))) if "decode_log" in given else None
         checkpoint = _checkpoint(options)
         chosen = api_options(given, checkpoint)
-        _warn_of_no_effect(chosen, checkpoint)
+        warn_of_no_effect(chosen, checkpoint)
         shown = stack.enter_context(TranscriptOutput(given, names))
         told = {"on_progress": shown.progress, "on_segments": shown.segments, "in_order": outputs.folder is None}
         journals = None
@@ -339,7 +339,7 @@ def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str,
     return chosen
 
 
-def _warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: "Checkpoint") -> None:
+def warn_of_no_effect(chosen: Mapping[str, Any], checkpoint: "Checkpoint") -> None:
     from multimodal.tasks.transcribe.options import options_for
 
     options = options_for(checkpoint, chosen)

@@ -25,7 +25,7 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--file", metavar="FILE", help="the same in a file (UTF-8)")
     p.add_argument("--choices", nargs="+", metavar="TEXT", help="the answers to choose from, with a multiple-choice "
                    "model")  # fmt: skip
-    add_option_flags(p, AnswerOptions, defaults=True)
+    add_option_flags(p, AnswerOptions)
     flags.results(p, "table", "json")
     g = p.add_argument_group("model and machine")
     flags.model(g, "answer")
@@ -35,6 +35,8 @@ def add_flags(p: Parser) -> None:
 def check(p: Parser, options: Namespace) -> None:
     if [options.context, options.file, options.choices].count(None) != 2:
         p.error("give one of --context, --file and --choices")
+    if options.choices is not None:
+        p.refuse(options, AnswerOptions.declared, "is for --context and --file")
 
 
 def run(options: Namespace) -> int:

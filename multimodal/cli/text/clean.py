@@ -33,8 +33,20 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--format", choices=["table", "json"], default="table", help="of the counts on stdout (default: "
                    "table)")  # fmt: skip
     overwrite(p)
-    add_option_flags(p.add_argument_group("rules"), CleanOptions, defaults=True)
+    add_option_flags(p.add_argument_group("rules"), CleanOptions)
     add_option_flags(p.add_argument_group("machine"), CleanMachineOptions, defaults=True)
+
+
+def check(p: Parser, options: Namespace) -> None:
+    from multimodal.data.manifests import is_json  # slow: not for --help
+
+    kinds = {is_json(Path(name)) for name in options.data}
+    if getattr(options, "language", None) is None:
+        p.refuse(options, ["language_probability"], "needs --language")
+    if kinds == {True}:
+        p.refuse(options, ["documents"], "is for text files")
+    if kinds == {False}:
+        p.refuse(options, ["text_column"], "is for JSON lines")
 
 
 def run(options: Namespace) -> int:
@@ -44,14 +56,15 @@ def run(options: Namespace) -> int:
     outputs = outputs_of(options, but=("explain",))
     output = output_file(options.output, "--output", ENDINGS, outputs)
     explain = output_file(options.explain, "--explain", ENDINGS[3:], outputs)
-    words = read_text_lines(options.bad_words, "--bad_words") if options.bad_words is not None else []
+    rules = CleanOptions(**CleanOptions.among(vars(options)))
+    words = read_text_lines(rules.bad_words, "--bad_words") if rules.bad_words is not None else []
     files = list(dict.fromkeys(map(Path, options.data)))
     size = sum(path.stat().st_size for path in files if path.is_file())
     shown, began = Progress("MB"), time.monotonic()
     with at_stop(lambda: printable(f"multimodal: stopped; progress is in {output}.state, rerun to resume")):
         report = clean(
-            files, output, CleanOptions(**CleanOptions.among(vars(options))), explain, words, options.workers,
-            options.memory << 20, lambda read: shown(read >> 20, size >> 20),
+            files, output, rules, explain, words, options.workers, options.memory << 20,
+            lambda read: shown(read >> 20, size >> 20),
         )  # fmt: skip
     shown.clear()
     code = 0

@@ -15,7 +15,7 @@ from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.images import found
-from multimodal.errors import TextError, UsageError
+from multimodal.errors import TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.system.outputs import write_output
 from multimodal.tasks.text.options import EmbedOptions
@@ -59,12 +59,10 @@ def add_flags(p: Parser) -> None:
 def check(p: Parser, options: Namespace) -> None:
     if [bool(options.texts), options.file is not None, options.images is not None].count(True) != 1:
         p.error("give one of TEXT, --file, --images")
-    if options.images is not None and getattr(options, "pooling", None) is not None:
-        p.error("--pooling: is for texts")
-    if options.images is None and options.native is not None:
-        p.error("--native: is for --images")
-    if options.images is None and (given := ClipOptions.among(vars(options))):
-        p.error(f"--{next(iter(given))}: is for --images")
+    if options.images is None:
+        p.refuse(options, ("native", *ClipOptions.declared), "is for --images")
+    else:
+        p.refuse(options, ("pooling", "prompt"), "is for texts")
     options.format = options.format or flags.by_ending(options.output, FORMATS, "jsonl")
     if options.format is None:
         p.error(f"--output {options.output}: must end in .jsonl, .csv or .npy, or --format says what it holds")
@@ -94,8 +92,6 @@ def run(options: Namespace) -> int:
     output = output_file(options.output, "--output", (), outputs)
     if not images:
         given = list(text_lines(options.texts, options.file))
-        if not given:
-            raise UsageError(f"{options.file or 'standard input'}: has no lines")
     checkpoint = prepare_for_inference(
         loaded(options, "embed-images" if images else "embed"), options.compute_type, options.device
     )

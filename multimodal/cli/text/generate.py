@@ -13,7 +13,7 @@ from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, plain, print_json, printable, six_digits
 from multimodal.cli.parser import Parser, boolean
 from multimodal.decoding.options import DecodingOptions
-from multimodal.errors import TextError, UsageError
+from multimodal.errors import TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
 
@@ -89,8 +89,6 @@ def run(options: Namespace) -> int:
     lines = (
         [("prompt", options.prompt)] if options.prompt is not None else list(text_lines(options.texts, options.file))
     )
-    if not lines:
-        raise UsageError(f"{options.file or 'standard input'}: has no line, so there is no prompt")
     checkpoint = prepared(loaded(options, "generate"), options.compute_type, options.device)
     settings = prompt_options(chosen if choices else search_defaults(checkpoint, chosen, GenerateOptions))
     if "seed" in chosen and not settings.temperature:

@@ -7,7 +7,7 @@ from multimodal.cli.files import check_texts, decoded, text_lines
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_json, printable
 from multimodal.cli.parser import Parser
-from multimodal.errors import TextError, UsageError
+from multimodal.errors import TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.text.options import TagOptions
 
@@ -38,8 +38,6 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.text.tag import Tagger
 
     given = list(text_lines(options.texts, options.file))
-    if not given:
-        raise UsageError(f"{options.file or 'standard input'}: has no lines")
     tagger = Tagger(loaded(options, "tag"), device=options.device, compute_type=options.compute_type,
                     **TagOptions.among(vars(options)))  # fmt: skip
     records, code, table = [], 0, options.format == "table"

@@ -22,7 +22,8 @@ class Signatures:
         from datasketch import MinHash, MinHashLSH  # slow, by scipy
 
         self._new = MinHash(HASHES)
-        self.bands, self.rows = (index := MinHashLSH(threshold, HASHES)).b, index.r
+        # above, a single band would fit best, which datasketch refuses
+        self.bands, self.rows = (index := MinHashLSH(min(threshold, 0.98), HASHES)).b, index.r
 
     def __call__(self, text: str) -> Signature:
         words = text.lower().split()

@@ -28,6 +28,8 @@ from multimodal.models.whisper import Whisper, WhisperEncoder
 from multimodal.tokens.audio.log_mel import HOP, RATE
 
 FRAMES = RATE // HOP  # a second
+# the models that read each option
+READERS = {"length": (TextTransformer,), "seconds": (ConformerEncoder, WaveEncoder, MoonshineEncoder)}
 
 
 class Sizes(NamedTuple):
@@ -75,7 +77,7 @@ def _cached(stack: StackConfig, positions: int, source: int = 0) -> int:
 
 
 def _key_width(a: AttentionConfig) -> int:
-    return (a.kv_heads or a.heads) * (a.head_width or a.width // a.heads)
+    return a.key_heads * a.head_size
 
 
 def _decoder_part(

@@ -185,6 +185,14 @@ def test_language_and_near_duplicates(tmp_path):
     assert records(tmp_path / "why.jsonl")[1]["first"] == f"{tmp_path / 'a.jsonl'}:3:1"
 
 
+def test_near_duplicates_of_threshold_1_have_the_same_5_grams(tmp_path):
+    pages = ["the sea and its old ships", "the sea and its old ships", "the sea and its new ships"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
+    options = CleanOptions(near_duplicates=1, duplicates=False, punctuation=False, min_sentences=0)
+    clean([tmp_path / "a.jsonl"], tmp_path / "b.jsonl", options)
+    assert [record["text"] for record in records(tmp_path / "b.jsonl")] == pages[1:]
+
+
 def test_bad_input_is_named_and_the_rest_is_cleaned(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "LONGEST", 3000)
     good = "This line has more than five words. So has this second one here. And the third one, too.\n"
@@ -214,6 +222,16 @@ def test_bad_input_is_named_and_the_rest_is_cleaned(capsys, tmp_path, monkeypatc
     assert len(err.splitlines()) == 13  # and the note
     assert [record["text"] for record in records(tmp_path / "out.jsonl")] == [good.strip()] * 2
     assert json.loads(out)["dropped"]["not_utf8"] == [1, 0]
+
+
+@pytest.mark.parametrize(("arguments", "cause"), [
+    (("a.txt", "--language_probability", "0.5"), "--language_probability: needs --language"),
+    (("a.txt", "--text_column", "body"), "--text_column: is for JSON lines"),
+    (("a.jsonl", "--documents", "lines"), "--documents: is for text files"),
+])  # fmt: skip
+def test_a_flag_without_effect_is_refused(capsys, arguments, cause):
+    code, _, err = run(capsys, "clean", *arguments, "-o", "b.txt")
+    assert (code, cause in err) == (2, True)
 
 
 def test_what_must_not_be_written_is_refused(capsys, tmp_path):

@@ -198,6 +198,12 @@ def test_json_and_the_flags_of_transcription(capsys, tmp_path, manifest):
     assert '"vad_filter": true' in page.text
 
 
+@pytest.mark.filterwarnings("default:--")
+def test_a_flag_without_effect_is_told(capsys, manifest):
+    code, _, err = run(capsys, "evaluate", "asr", manifest, "--limit", 1, "--vad_threshold", 0.3)
+    assert (code, "--vad_threshold: has no effect without --vad_filter" in err) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

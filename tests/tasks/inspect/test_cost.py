@@ -280,6 +280,9 @@ def test_info_prints_them(capsys, tmp_path, monkeypatch):
     assert err == "multimodal: error: length 449: the context of the model's text is 448\n"
     assert command(capsys, "info", "vit_b99")[0] == 1
     assert command(capsys, "info", "vit_b16", "--length", "0")[0] == 2
+    for model, flag in (("vit_b16", "--length"), ("gpt3_125m", "--seconds"), ("whisper_tiny", "--seconds")):
+        code, _, err = command(capsys, "info", model, flag, "8")
+        assert (code, f"{flag}: does not apply to {model}" in err) == (1, True)
     monkeypatch.chdir(tmp_path)
     save_folder(Checkpoint(made("text-llama")), tmp_path / "vit_b16")
     assert (

@@ -83,6 +83,8 @@ BAD = [
     (("rotary", "abc", "--what", "alignment"), "expected an encoder-decoder, got text"),
     (("text-to-text", "abc", "--what", "alignment", "--answer", "a" * 40), "answer: has 42 tokens"),
     (("clip", "--what", "induction"), "expected a causal language model, got clip"),
+    (("clip", "--what", "positions", "--size", "8"), "--size: is for --what attention and distance of an image model"),
+    (("rotary", "abc", "--interpolation", "dino"), "--interpolation: is for --what"),
     (("clip", "absent.png"), "absent.png: no such file"),
     (("joint", "absent.wav"), "absent.wav"),
     (("learned", "--what", "induction", "--length", "100"), "(got 100: 201 tokens)"),

@@ -290,3 +290,9 @@ def test_contradictions_end_with_2(capsys, flags, cause):
     assert code == 2
     assert cause in err
     assert err.count("\n") == 1
+
+
+def test_an_empty_file_is_refused(capsys, tmp_path):
+    (tmp_path / "empty.txt").write_bytes(b"")
+    code, _, err = run(capsys, "translate", "--file", tmp_path / "empty.txt", "-m", "none")
+    assert (code, "empty.txt: has no lines" in err) == (1, True)

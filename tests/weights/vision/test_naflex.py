@@ -92,6 +92,8 @@ def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, ca
     assert len(out.splitlines()) == 3
     code, _, err = run(capsys, "embed", "a text", "-m", folder, "--native")
     assert "--native: is for --images" in err
+    code, _, err = run(capsys, "embed", "--images", *files, "-m", folder, "--prompt", "query")
+    assert (code, "--prompt: is for texts" in err) == (2, True)
 
 
 def test_an_index_at_the_images_aspect_answers_image_queries_alike(folder, tmp_path, capsys):
