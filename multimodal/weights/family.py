@@ -11,6 +11,7 @@ from torch import nn
 from multimodal.errors import CheckpointError, one_line
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.text import TextTransformer
 from multimodal.models.vision.git import GIT
 from multimodal.system.files import ascii_only, optional_json
@@ -22,7 +23,8 @@ from multimodal.weights.fit import check_markers, check_size, check_values, chec
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
 
-SEARCHED = (TextTransformer, EncoderDecoder, AnyToText, GIT)  # models whose generate follows generation_config.json
+# models whose generate follows generation_config.json
+SEARCHED = (TextTransformer, EncoderDecoder, AnyToText, GIT, SpeechSeq2Seq)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Family:
             if self.beside:
                 config = ({self.beside: feature_record(folder, self.beside)} if folder else {}) | config
             asked, search = dict[str, Any](), dict[str, Any]()
-            if folder and self.model in SEARCHED:
+            if folder and issubclass(self.model, SEARCHED):
                 search = optional_json(folder / "generation_config.json")
                 asked = searched(search) if search else searched(config, old=True)
                 if (start := search.get("decoder_start_token_id")) is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from multimodal.decoding.options import OFF
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.system.options import OptionSet
 from multimodal.weights.folder import Checkpoint
 
@@ -60,7 +61,8 @@ def warn_of_search(
         del asked["bad_words_ids"]
     done = {name for name, own in _taken(checkpoint, kind).items() if own not in dropped}
     done |= {*LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
-    done |= {"eos_token_id"} if "stop" in kind.declared else set()  # captions and translations have one end
+    # captions and translations have one end
+    done |= {"eos_token_id"} if "stop" in kind.declared or isinstance(checkpoint.model, SpeechSeq2Seq) else set()
     left = [f"{name} {asked[name]!r:.40}" for name in asked if name not in done and known.get(name) not in given]
     if left:
         told = f"its generation_config.json asks for {', '.join(left)}, which is not followed"

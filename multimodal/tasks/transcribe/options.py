@@ -241,16 +241,20 @@ class LiveOptions(OptionSet):
 
 
 def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOptions | RecognizerOptions:
-    """`given` options, else those of the model's card under "transcribe", else the defaults.
+    """`given` options, else those of the model's card under "transcribe", else the beams of its generation_config.json,
+    else the defaults.
 
     Raises UsageError for a name that is unknown or for another kind of model, or a bad value; CheckpointError for such
     a card, or a model that is no speech model."""
+    from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
+
     kind = _kind(checkpoint)
+    warn_of_search(checkpoint, given, SpeechDecodingOptions)
     own = checkpoint.card.get("transcribe", {})
     try:
         if not isinstance(own, Mapping):
             raise UsageError(f"must be a table (got {own!r:.40})")
-        defaults = kind.checked(own)
+        defaults = kind.checked(search_defaults(checkpoint, own, SpeechDecodingOptions))
     except UsageError as error:
         raise CheckpointError(f"{checkpoint.source}: card, transcribe: {error}") from None
     chosen = {}

@@ -13,10 +13,12 @@ from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConf
 from multimodal.system.files import optional_json
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.card import SEARCH, searched
 from multimodal.weights.family import Family
 from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 
+SUPPRESSED = "suppress_tokens", "begin_suppress_tokens"
 PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
 # steps of 0.02 s to the latest first time: OpenAI's, and that of the files of 2023 before they were corrected
 LATEST_FIRST = 50, 1
@@ -137,15 +139,20 @@ def _hf_rows(config: WhisperConfig) -> list[NameRow]:
 
 
 def _hf_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Attention heads for word timestamps and options of transcription, which Hugging Face stores beside the
-    weights."""
+    """Attention heads for word timestamps, options of transcription and settings of the search, which Hugging Face
+    stores beside the weights; suppressed tokens stand in an old folder's config.json."""
     told = optional_json(folder / GENERATION) if folder else {}
+    rules, where = (told, GENERATION) if told else ({name: config.get(name) for name in SUPPRESSED}, "config.json")
     tokenizer = released_tokenizer(config["vocab_size"])
-    card = {"alignment_heads": told.get("alignment_heads"), "transcribe": tokenizer and _asked(told, tokenizer)}
+    card = {
+        "alignment_heads": told.get("alignment_heads"),
+        "transcribe": tokenizer and _asked(rules, tokenizer, where),
+        "generation": searched({name: told[name] for name in SEARCH if name in told and name not in SUPPRESSED}),
+    }
     return {name: value for name, value in card.items() if value}
 
 
-def _asked(told: dict[str, Any], t: WhisperTokenizer) -> dict[str, Any]:
+def _asked(told: dict[str, Any], t: WhisperTokenizer, where: str) -> dict[str, Any]:
     """Options that a fine-tuned model asks for where they are not those of the released models. Raises CheckpointError
     for rules without an option."""
     found: dict[str, Any] = {}
@@ -157,7 +164,7 @@ def _asked(told: dict[str, Any], t: WhisperTokenizer) -> dict[str, Any]:
     if first == []:
         found["suppress_blank"] = False
     elif first is not None and (not isinstance(first, list) or sorted(map(str, first)) != sorted(map(str, blank))):
-        raise CheckpointError(f"{GENERATION}: begin_suppress_tokens must be {blank} or [] (got {first!r:.40})")
+        raise CheckpointError(f"{where}: begin_suppress_tokens must be {blank} or [] (got {first!r:.40})")
     latest = told.get("max_initial_timestamp_index")
     if latest not in (None, *LATEST_FIRST):
         if type(latest) is not int or latest < 1:

@@ -119,6 +119,28 @@ def test_a_text_has_at_most_13_tokens_a_second_and_a_cut_one_warns(seconds, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
+@pytest.mark.parametrize(("beams", "more"), [(1, {"decoder_start_token_id": 7}), (1, {}), (2, {}), (3, None)])
+def test_a_generation_config_is_followed(beams, more, tmp_path):
+    made, wave = case("moonshine").model, WAVES[1]
+    plain = made.generate(wave[None], max_length=14, do_sample=False)[0].tolist()
+    asked = {"num_beams": beams, "eos_token_id": [2] if more is None else [2, plain[4]], **(more or {})}
+    theirs = made.generate(wave[None], max_length=14, do_sample=False, **asked)[0].tolist()
+    assert theirs != plain
+    (folder(tmp_path / "hub") / "generation_config.json").write_text(json.dumps(asked))
+    ours = transcribe(wave, load(tmp_path / "hub"), vad_filter=False, no_speech_threshold=None)
+    found = [token for one in ours["segments"] for token in one["tokens"]]
+    assert found == [i for i in theirs[1:] if i not in asked["eos_token_id"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
+@pytest.mark.parametrize("asked", [{"suppress_tokens": [5]}, {"repetition_penalty": 2.0}, {"no_repeat_ngram_size": 2}])
+def test_what_a_generation_config_asks_for_besides_is_named(asked, tmp_path):
+    (folder(tmp_path / "hub") / "generation_config.json").write_text(json.dumps({"max_length": 194} | asked))
+    with pytest.warns(UserWarning, match=f"asks for {next(iter(asked))} .*, which is not followed"):
+        transcribe(WAVES[1], load(tmp_path / "hub"), vad_filter=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
 @pytest.mark.parametrize("compute", ["float32", "int8", "bfloat16"])
 def test_command_transcribes_in_segments(compute, tmp_path, capsys):
     made = folder(tmp_path / "hub")

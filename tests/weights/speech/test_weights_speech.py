@@ -279,6 +279,30 @@ def test_what_a_fine_tuned_whisper_asks_for_is_its_default(told, asked, tmp_path
         assert options.language == {"hindi": "hi", "de": "de"}[asked["language"]]
 
 
+def test_search_of_a_whisper_s_generation_config_is_followed_or_named(tmp_path):
+    def options(*known, **told):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"max_length": 448, **told}))
+        card = WHISPER_HF.card(tmp_path, {"vocab_size": 51865})
+        return options_for(replace(whispers()[1], card=card), dict(known))
+
+    assert options().beam_size is None
+    assert options(num_beams=3).beam_size == 3
+    assert options(("beam_size", 2), num_beams=3).beam_size == 2
+    for told in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 3}, {"length_penalty": 0.5}):
+        with pytest.warns(UserWarning, match=f"asks for {next(iter(told))} .* not followed"):
+            assert options(**told).length_penalty is None
+
+
+def test_suppressed_tokens_of_an_old_whisper_stand_in_its_configuration(tmp_path):
+    config = {"vocab_size": 51865, "suppress_tokens": [5, 7], "begin_suppress_tokens": []}
+    asked = {"suppress_tokens": [5, 7], "suppress_blank": False}
+    assert WHISPER_HF.card(tmp_path, config | {"forced_decoder_ids": [[1, 50261]]}) == {"transcribe": asked}
+    with pytest.raises(CheckpointError, match=r"^config\.json: begin_suppress_tokens must be .* \(got \[3\]\)"):
+        WHISPER_HF.card(tmp_path, config | {"begin_suppress_tokens": [3]})
+    (tmp_path / "generation_config.json").write_text('{"max_length": 448}')
+    assert "transcribe" not in WHISPER_HF.card(tmp_path, config)
+
+
 @pytest.mark.parametrize(
     "told",
     [{"begin_suppress_tokens": [220, 50257, 50384]}, {"begin_suppress_tokens": 220}, {"begin_suppress_tokens": [[]]},

@@ -29,6 +29,7 @@ from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.system.assets import model_path
+from multimodal.tasks.encode.search_defaults import search_settings
 from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts, prompt_of
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
@@ -112,7 +113,8 @@ def decode_frames(
     if isinstance(model, Transducer):
         return _by_transducer(model, encoded, checkpoint, options)
     if isinstance(model, SpeechSeq2Seq):
-        texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options)
+        further = search_settings(checkpoint).get("eos_token_id", ())
+        texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options, further)
         return [WindowTranscript(*one) for one in texts]
     blank = model.config.blank
     # window by window: the last bits of a matrix product may depend on its number of rows

@@ -1,4 +1,5 @@
-"""Transcription by a decoder without CTC (Moonshine, Canary): greedy or beam search, without times of words."""
+"""Transcription by a decoder without CTC (Moonshine, Canary): greedy or transformers' beam search, without times of
+words."""
 
 import math
 import re
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.decoding import sampling
-from multimodal.decoding.beam_search import beam_search
+from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.speech.canary import Canary
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
@@ -61,27 +62,30 @@ def languages(names: Mapping[str, int]) -> list[str]:
 
 
 def decode_texts(
-    model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer, options: SpeechDecodingOptions
-) -> list[tuple[list[int], list[WordTiming], float, float, bool]]:
+    model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer,
+    options: SpeechDecodingOptions, further: Sequence[int],
+) -> list[tuple[list[int], list[WordTiming], float, float, bool]]:  # fmt: skip
     """Ids, the text as one word over the window, average log-probability with the end, probability of no text, and
-    whether the text was cut."""
-    prompt = prompt_of(model, tokenizer, options)
-    return [_decoded(model, frames, tokenizer, prompt, options.beam_size or 1) for frames in encoded]
+    whether the text was cut. `further`: ids that end a text besides the model's and the tokenizer's."""
+    prompt, ends = prompt_of(model, tokenizer, options), (model.config.end_id, *tokenizer.end_ids, *further)
+    return [_decoded(model, frames, tokenizer, prompt, ends, options.beam_size or 1) for frames in encoded]
 
 
 def _decoded(
-    model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, start: list[int], beams: int
-) -> tuple[list[int], list[WordTiming], float, float, bool]:
+    model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, start: list[int], ends: Sequence[int],
+    beams: int,
+) -> tuple[list[int], list[WordTiming], float, float, bool]:  # fmt: skip
     config, seconds = model.config, len(frames) * model.config.encoder.seconds
     step = sampling.cross_attention_step(model.decode, frames[None])
     prompt = torch.tensor([start], device=frames.device)
     most = len(frames) + MORE_THAN_FRAMES if isinstance(model, Canary) else math.ceil(seconds * TOKENS_PER_SECOND)
-    limits = {"eos": config.end_id, "max_new": min(most, config.decoder.context - len(start))}
+    limits = {"eos": ends, "max_new": min(most, config.decoder.context - len(start))}
     if beams == 1:
         found = sampling.greedy(step, prompt, model.decoder.new_cache(), **limits)
     else:
-        found = beam_search(step, prompt, model.decoder.new_cache(), beams=beams, **limits)
+        found = beam_search(step, prompt, model.decoder.new_cache(), beams=beams, early_stopping=False,
+                            length_penalty=per_token(1.0), **limits)  # fmt: skip
     ids, score = found.ids[0], found.logprobs[0] / (len(found.ids[0]) + 1)
-    empty = model.decode(prompt, frames[None])[0, -1].float().softmax(-1)[config.end_id]
+    empty = model.decode(prompt, frames[None])[0, -1].float().softmax(-1)[list(dict.fromkeys(ends))].sum()
     word = WordTiming(f" {tokenizer.decode(ids).strip()}", ids, 0.0, seconds, math.exp(score))
     return ids, [word] if word.word.strip() else [], score, float(empty), len(ids) == limits["max_new"]
