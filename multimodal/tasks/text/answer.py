@@ -15,7 +15,7 @@ from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.arguments import AnswerArguments, AnswererArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
-from multimodal.tasks.text.choices import checked
+from multimodal.tasks.text.choices import checked_choices
 from multimodal.tasks.text.options import AnswerOptions
 from multimodal.tokens.text.pieces import ContextWindow, PairRow, choice_rows, context_windows
 from multimodal.weights.folder import Checkpoint
@@ -63,7 +63,7 @@ class Answerer(LoadedModel):
     def choose(self, question: str, choices: Sequence[str]) -> list[ScoredChoice]:
         """All choices, best first. Raises TextError, UsageError for a model without the head."""
         with self._lock:
-            return _choices(question, checked(choices), chooser(self.checkpoint))
+            return _choices(question, checked_choices(choices), chooser(self.checkpoint))
 
 
 def answer(

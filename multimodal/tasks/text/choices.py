@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     tokens: int
 
 
-def checked(choices: Sequence[str]) -> list[str]:
+def checked_choices(choices: Sequence[str]) -> list[str]:
     """Return the choices as a list. Raises UsageError for fewer than two, an empty one or a duplicate."""
     if len(texts := texts_of(choices, "choices", UsageError)) < 2:
         raise UsageError(f"choices: expected at least two ({choices!r:.40})")

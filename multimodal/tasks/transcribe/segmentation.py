@@ -13,7 +13,7 @@ from multimodal.tasks.transcribe.vad import SpeechDetector, speech_spans, speech
 from multimodal.tokens.audio.log_mel import HOP, RATE
 
 # Whisper spends as long on a window with little speech as on a full one, and was trained on pauses of this length.
-PAUSE = 4 * RATE  # longest pause within a window
+LONGEST_PAUSE = 4 * RATE  # longest pause within a window
 QUIET = 30  # frames of the smoothing window in the search for a quiet place
 Clip = tuple[int, int]  # mel frames [start, stop)
 
@@ -49,7 +49,7 @@ class LevelMeter:
         if longest is None:
             spans = speech_spans(probabilities, samples, options.vad())
         else:
-            spans = speech_windows(probabilities, samples, options.vad(), longest * HOP, PAUSE)
+            spans = speech_windows(probabilities, samples, options.vad(), longest * HOP, LONGEST_PAUSE)
         return [(round(start / HOP), round(stop / HOP)) for start, stop in spans]
 
 

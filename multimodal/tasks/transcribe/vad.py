@@ -21,7 +21,7 @@ FRAME = 512  # samples per probability, 32 ms
 CONTEXT = 64  # samples before each frame that the network also sees
 BLOCK = 1024  # frames convolved at once, about 20 MB
 SHORTEST_CUT = 98 * RATE // 1000  # samples of a pause at which overlong speech may be cut, as in the package
-Span = tuple[int, int]
+Interval = tuple[int, int]
 
 
 class SileroVad(nn.Module):
@@ -98,7 +98,7 @@ def _framed(samples: Tensor) -> Tensor:
     return samples.unfold(0, CONTEXT + FRAME, FRAME)
 
 
-def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOptions) -> list[Span]:
+def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOptions) -> list[Interval]:
     """Ascending spans of speech in samples, equal to `silero_vad.get_speech_timestamps`.
 
     `probabilities`: one per FRAME of a recording of `samples` samples, else ValueError."""
@@ -116,7 +116,7 @@ def speech_spans(probabilities: Float[Tensor, "T"], samples: int, options: VadOp
     return list(zip(starts, ends, strict=True))
 
 
-def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> list[Span]:
+def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> list[Interval]:
     """Spans before padding. `quiet`: start of a pause that may end the speech; `pauses`: (start, length) of pauses at
     which the current speech may be cut."""
     threshold, release = options.threshold, options.neg_threshold
@@ -125,7 +125,7 @@ def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> 
     milliseconds = (options.min_speech_duration_ms, options.min_silence_duration_ms, options.speech_pad_ms)
     shortest, silence, pad = (RATE * ms / 1000 for ms in milliseconds)
     longest = RATE * options.max_speech_duration_s - FRAME - 2 * pad
-    spans: list[Span] = []
+    spans: list[Interval] = []
     start, quiet, pauses = -1, 0, []
     for i, probability in enumerate(probabilities):
         here = FRAME * i
@@ -151,11 +151,11 @@ def _unpadded(probabilities: list[float], samples: int, options: VadOptions) -> 
 
 def speech_windows(
     probabilities: Float[Tensor, "T"], samples: int, options: VadOptions, longest: int, gap: int
-) -> list[Span]:
+) -> list[Interval]:
     """`speech_spans` joined over pauses of at most `gap` samples into windows of at most `longest` samples; longer
     speech is cut. Raises UsageError if the padding alone fills `longest`."""
     limited = options.replace(max_speech_duration_s=min(options.max_speech_duration_s, longest / RATE))
-    windows: list[Span] = []
+    windows: list[Interval] = []
     for start, end in speech_spans(probabilities, samples, limited):
         if windows and start - windows[-1][1] <= gap and end - windows[-1][0] <= longest:
             windows[-1] = (windows[-1][0], end)

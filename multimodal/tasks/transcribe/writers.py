@@ -11,7 +11,7 @@ from multimodal.system.outputs import Outputs, write_output
 
 Result = dict[str, Any]
 Word = dict[str, Any]
-PAUSE = 3.0  # seconds between the starts of two words that end a subtitle
+CUE_PAUSE = 3.0  # seconds between the starts of two words that end a subtitle
 
 
 class Layout(OptionSet):
@@ -24,6 +24,9 @@ class Layout(OptionSet):
     max_line_width: int | None = option(None, "srt, vtt: characters per line *", "N", low=1)
     max_line_count: int | None = option(None, "srt, vtt: lines per subtitle, with a width *", "N", low=1)
     max_words_per_line: int | None = option(None, "srt, vtt: words per subtitle *", "N", low=1)
+
+
+PLAIN = Layout()
 
 
 class Cue(NamedTuple):
@@ -49,42 +52,42 @@ def line(segment: dict[str, Any]) -> str:
     return _prefix(segment.get("speaker")) + _flat(segment["text"]).strip()
 
 
-def txt(result: Result, layout: Layout | None = None) -> str:
+def txt(result: Result, layout: Layout = PLAIN) -> str:
     return "".join(f"{line(segment)}\n" for segment in result["segments"])
 
 
-def vtt(result: Result, layout: Layout | None = None) -> str:
+def vtt(result: Result, layout: Layout = PLAIN) -> str:
     """Speakers are voice spans."""
-    cues = cues_of(result, layout or Layout(), clock, _vtt_text)
+    cues = cues_of(result, layout, clock, _vtt_text)
     voices = ((cue, f"<v {_vtt_text(_flat(cue.speaker))}>" if cue.speaker else "") for cue in cues)
     return "WEBVTT\n\n" + "".join(f"{cue.start} --> {cue.end}\n{voice}{cue.text}\n\n" for cue, voice in voices)
 
 
-def srt(result: Result, layout: Layout | None = None) -> str:
+def srt(result: Result, layout: Layout = PLAIN) -> str:
     """Times have hours and a comma before the milliseconds; cues are numbered from 1."""
 
     def time(seconds: float) -> str:
         return clock(seconds, ",", always_hours=True)
 
-    cues = cues_of(result, layout or Layout(), time, _text)
+    cues = cues_of(result, layout, time, _text)
     return "".join(
         f"{number}\n{cue.start} --> {cue.end}\n{_prefix(cue.speaker)}{cue.text}\n\n"
         for number, cue in enumerate(cues, 1)
     )
 
 
-def tsv(result: Result, layout: Layout | None = None) -> str:
+def tsv(result: Result, layout: Layout = PLAIN) -> str:
     """Columns start, end (milliseconds), text."""
     rows = (f"{round(1000 * s['start'])}\t{round(1000 * s['end'])}\t{line(s).replace(chr(9), ' ')}\n"
             for s in result["segments"])  # fmt: skip
     return "start\tend\ttext\n" + "".join(rows)
 
 
-def as_json(result: Result, layout: Layout | None = None) -> str:
+def as_json(result: Result, layout: Layout = PLAIN) -> str:
     return json.dumps(result, ensure_ascii=False)
 
 
-FORMATS: dict[str, Callable[[Result, Layout | None], str]] = {
+FORMATS: dict[str, Callable[[Result, Layout], str]] = {
     "txt": txt, "vtt": vtt, "srt": srt, "tsv": tsv, "json": as_json,
 }  # fmt: skip
 
@@ -121,7 +124,7 @@ def _subtitles(segments: list[dict[str, Any]], layout: Layout) -> Iterator[tuple
     for segment in segments:
         turn = segment.get("speaker") != speaker
         for index, timing in enumerate(_words(segment)):
-            pause = not keep and last is not None and timing["start"] - last > PAUSE
+            pause = not keep and last is not None and timing["start"] - last > CUE_PAUSE
             fresh = bool(cue) and ((keep and index % share == 0) or turn)
             gap, word = "", timing["word"]
             if not 0 < length <= width - len(word) or pause or fresh:
@@ -153,7 +156,7 @@ def _highlighted(
         last = end
 
 
-def write_transcript(result: Result, audio: Path, folder: Path, which: str, layout: Layout | None = None) -> list[Path]:
+def write_transcript(result: Result, audio: Path, folder: Path, which: str, layout: Layout = PLAIN) -> list[Path]:
     """Write `<stem of audio>.<format>` for one format or `all`, each file atomically. Raises UsageError if one would
     replace the audio."""
     folder.mkdir(parents=True, exist_ok=True)

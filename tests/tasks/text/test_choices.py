@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from multimodal.errors import TextError
-from multimodal.tasks.text.choices import Choice, checked, scored
+from multimodal.tasks.text.choices import Choice, checked_choices, scored
 from multimodal.tasks.text.generate import TextWriter, prepared
 from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
@@ -14,7 +14,7 @@ from tests.helpers.references import seq2seq as seq2seq_references
 
 
 def choose(prompt: str, choices: list[str], model: Checkpoint, **options) -> list[Choice]:
-    return scored(TextWriter(prepared(model, "auto", None), options_for(options)), prompt, checked(choices))
+    return scored(TextWriter(prepared(model, "auto", None), options_for(options)), prompt, checked_choices(choices))
 
 
 def test_choices_are_ranked_by_the_models_own_log_probabilities():

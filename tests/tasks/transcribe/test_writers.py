@@ -57,7 +57,7 @@ def hostile(words: bool) -> dict:
     return {"text": HOSTILE, "segments": [segment], "language": "en"}
 
 
-LAYOUTS = [None, Layout(highlight_words=True), Layout(max_line_width=12, max_line_count=3)]
+LAYOUTS = [Layout(), Layout(highlight_words=True), Layout(max_line_width=12, max_line_count=3)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

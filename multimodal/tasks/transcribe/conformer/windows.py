@@ -25,8 +25,8 @@ from multimodal.weights.folder import Checkpoint
 LONGEST = int(LONGEST_WINDOW * RATE)
 LONGEST_OTHERS = 30 * RATE  # of models trained elsewhere, on recordings of up to half a minute
 LONGEST_LOCAL = 600 * RATE  # of models whose frames see their neighbours alone, in memory that grows with the length
-PAUSE = 0.5  # seconds between words at which a segment ends
-LEAST = 1e-10  # probability of a token in a result
+SEGMENT_PAUSE = 0.5  # seconds between words at which a segment ends
+LEAST_PROBABILITY = 1e-10  # probability of a token in a result
 LONG_SEGMENT = 8.0  # seconds; a longer segment is cut at its longest pause
 
 
@@ -98,16 +98,16 @@ def _segments(
         }  # fmt: skip
         if options.token_logprobs:  # a text without a CTC path has no probability
             each = [value for word in words for value in word.of_tokens or [0.0] * len(word.tokens)]
-            segment["token_logprobs"] = [math.log(max(value, LEAST)) for value in each]
+            segment["token_logprobs"] = [math.log(max(value, LEAST_PROBABILITY)) for value in each]
         if options.word_timestamps:
             segment["words"] = [word.entry(0) | within(word.start, word.end) for word in words]
         yield segment
 
 
 def phrases(words: list[WordTiming]) -> list[list[WordTiming]]:
-    """Cut words at pauses of PAUSE seconds, and phrases longer than LONG_SEGMENT at their longest pause."""
+    """Cut words at pauses of SEGMENT_PAUSE seconds, and phrases longer than LONG_SEGMENT at their longest pause."""
     pauses = [after.start - before.end for before, after in pairwise(words)]
-    if not pauses or (max(pauses) < PAUSE and words[-1].end - words[0].start <= LONG_SEGMENT):
+    if not pauses or (max(pauses) < SEGMENT_PAUSE and words[-1].end - words[0].start <= LONG_SEGMENT):
         return [words] if words else []
     at = pauses.index(max(pauses)) + 1
     return phrases(words[:at]) + phrases(words[at:])

@@ -46,7 +46,6 @@ def ctc_words(
 
 def align_tokens(logprobs: Float[Tensor, "T W"], ids: Sequence[int], blank: int) -> list[tuple[int, int, float]] | None:
     """(first frame, end frame, mean probability) of each token on the likeliest CTC path; None without a path."""
-    ids = [int(token) for token in ids]
     repeats = sum(a == b for a, b in pairwise(ids))
     if len(ids) + repeats > len(logprobs) or any(not 0 <= i < logprobs.shape[1] or i == blank for i in ids):
         return None

@@ -44,6 +44,11 @@ def allowed_codes(tokenizer: WhisperTokenizer, languages: Iterable[str] | None) 
     return codes
 
 
+def likeliest(probabilities: Probabilities, allowed: Sequence[str] | None) -> str:
+    """The most probable code, of the allowed ones if given."""
+    return max(allowed or probabilities, key=lambda code: probabilities.get(code, 0.0))
+
+
 def combine(
     windows: Sequence[tuple[Probabilities, float | int]], allowed: Sequence[str] | None = None
 ) -> tuple[str, float]:

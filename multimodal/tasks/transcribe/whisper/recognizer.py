@@ -20,6 +20,7 @@ from multimodal.tasks.transcribe.whisper.decode import (
     model_and_tokenizer,
     sampling_seed,
 )
+from multimodal.tasks.transcribe.whisper.language import likeliest
 from multimodal.tasks.transcribe.whisper.windows import DecoderPrompt, fallback_reason, is_silent
 from multimodal.tasks.transcribe.whisper.words import STRIDE
 from multimodal.tasks.transcribe.word_times import WordTiming
@@ -63,4 +64,4 @@ class WhisperRecognizer:
 
     def _identified(self, features: Tensor, languages: Sequence[str] | None) -> str:
         (found,) = identify(self.checkpoint, self.options, [Identify(features)])
-        return max(languages or found, key=lambda code: found.get(code, 0.0))
+        return likeliest(found, languages)

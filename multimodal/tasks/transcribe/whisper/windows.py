@@ -13,6 +13,7 @@ from multimodal.tasks.transcribe.results import Transcription
 from multimodal.tasks.transcribe.timeline import FRAMES_PER_SECOND, Span, overlaid
 from multimodal.tasks.transcribe.whisper import hallucination
 from multimodal.tasks.transcribe.whisper.decode import Align, Decode, DecodingResult, Encode, Identify, sampling_seed
+from multimodal.tasks.transcribe.whisper.language import likeliest
 from multimodal.tasks.transcribe.whisper.repetition import BY_TOKEN, remove_repetitions
 from multimodal.tasks.transcribe.whisper.words import STRIDE, add_words
 from multimodal.tasks.transcribe.word_times import mel_level, snap_to_audio
@@ -129,8 +130,7 @@ class WhisperTranscriber:
     def _language(self, features: Tensor) -> Generator[Any, Any, str | None]:
         if not self.options.multilingual:
             return self.language
-        probabilities = yield Identify(features)
-        return max(self.options.languages or probabilities, key=lambda code: probabilities.get(code, 0.0))
+        return likeliest((yield Identify(features)), self.options.languages)
 
     def _decode(self, window: WhisperWindow) -> Generator[Any, Any, tuple[DecodingResult, bool]]:
         """The result of the first temperature without a failure, else of the last; and True if the window is silent."""

@@ -86,7 +86,6 @@ def find_alignment(
     `text_tokens`: without timestamps. `features`: the encoder's output, of which `frames` mel frames are audio.
     `heads`: see `alignment_heads`. A text longer than the decoder's context is spread evenly, with probability 0;
     with less than two mel frames of audio all words have length 0."""
-    text_tokens = [int(token) for token in text_tokens]
     words = split_to_word_tokens(tokenizer, text_tokens, language)
     start = tokenizer.sot_sequence(language, task)
     tokens = [*start, tokenizer.no_timestamps, *text_tokens, tokenizer.eot]
