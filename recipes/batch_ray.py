@@ -36,7 +36,7 @@ class BatchRun:
     task: Literal["classify", "embed", "transcribe", "caption"]
     data: Path  # folder, manifest, tar or parquet
     output: Path  # folder of the results
-    model: str | None = None  # name, folder or hub repository (default: the shipped one)
+    model: str | None = None  # name, folder or hub repository (default: that of the task's command)
     labels: tuple[str, ...] = ()  # for --task classify with a CLIP; a ViT with a head has its own
     language: str | None = None  # for --task transcribe
     format: Literal["parquet", "jsonl"] = "parquet"
@@ -67,9 +67,7 @@ def task_of(run: BatchRun) -> Callable[[Columns], Columns]:
     if run.task == "embed":
         return Embedder(*model, batch_size=run.batch, device=device)
     if run.task == "caption":
-        if run.model is None:
-            raise UsageError("needs a captioner for --task caption", argument="model")
-        return Captioner(run.model, batch_size=run.batch, device=device)
+        return Captioner(*model, batch_size=run.batch, device=device)
     named = {"language": run.language} if run.language else {}
     return Transcriber(*model, **named, batch_size=run.batch, device=device)
 
@@ -109,7 +107,7 @@ class ParquetItems:
         try:
             import pyarrow.parquet as parquet
         except ImportError:
-            raise MultimodalError("pyarrow is missing: pip install 'ray[data]'") from None
+            raise MultimodalError("pyarrow is missing: pip install '.[ray]'") from None
         try:
             self.file = parquet.ParquetFile(data)
         except Exception as error:  # pyarrow's own
@@ -232,7 +230,7 @@ def _computed(run: BatchRun, left: dict[Path, range]) -> Iterator[tuple[int, int
     try:
         import ray
     except ImportError:
-        raise MultimodalError("ray is missing: pip install 'ray[data]'") from None
+        raise MultimodalError("ray is missing: pip install '.[ray]'") from None
     ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     shards = ray.data.from_items([{"first": keys.start} for keys in left.values()], override_num_blocks=len(left))

@@ -77,6 +77,13 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
         batch_ray.main(settings(clip, photos, tmp_path, resume=True))
 
 
+def test_captions_without_a_model_are_those_of_the_default_one(clip, photos, tmp_path):
+    run = settings(clip, photos, tmp_path, task="caption", model=None, labels=())
+    run.output.mkdir()
+    assert batch_ray.ShardWorker(run)({"first": np.array([0])})["failed"].tolist() == [0]
+    assert all(row["caption"] for row in rows_of(run.output))
+
+
 def test_parquet_without_its_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(MultimodalError, match="pyarrow is missing: pip install"):
