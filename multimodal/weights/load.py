@@ -124,7 +124,8 @@ def families() -> dict[str, Family]:
 def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     """The one family with these tensor names. Raises CheckpointError if none or several match, and for quantized
     weights."""
-    for key in ("quantization_config", "compression_config"):  # beside plain ones it says how to quantize them
+    # beside plain ones they say how to quantize them; the last is MLX's
+    for key in ("quantization_config", "compression_config", "quantization"):
         if config.get(key) and any(tensor.dtype not in PLAIN for tensor in tensors.values()):
             raise CheckpointError(f"{where}: config.json: {key} {shown(config[key])} is not supported")
     fits = [family for family in families().values() if family.recognises(tensors, config)]

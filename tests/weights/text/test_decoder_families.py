@@ -186,7 +186,7 @@ def test_options_that_are_not_supported_are_refused_by_name_and_value(name, chan
         families()[made.family].load(made.tensors, made.config | changed, "file")
 
 
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config", "quantization"])
 def test_quantized_weights_are_refused_and_plain_ones_beside_such_a_key_read(key):
     made = case("Qwen3")
     config, (name, one) = made.config | {key: {"quant_method": "fp8"}}, next(iter(made.tensors.items()))
