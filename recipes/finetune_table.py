@@ -25,7 +25,7 @@ One run each, without the paper's search for sizes and rates.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -33,6 +33,7 @@ from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.tables import Columns, TableData, encode, read_table, split
 from multimodal.data.loader import shuffled, unchanged
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
+from multimodal.system.options import Limits, Natural, Positive, Rate
 from multimodal.tasks.evaluate.classification import outputs, table_figures
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.checkpoint.best import save_checkpoint
@@ -55,14 +56,14 @@ class TableFinetuning:
     test: Path | None = None  # CSV of the test part
     columns: tuple[str, ...] = ()  # names, for a file without a header
     predict: Literal["number", "class"] | None = None  # default: a number if all cells are, with over 20 values
-    batch: int = 256
-    width: int = 96
-    layers: int = 3
-    heads: int = 8
-    attention_dropout: float = 0.2
-    dropout: float = 0.1
-    quantiles: int = 400
-    trees: int = 1000  # of the gradient boosting, at most; 0: no gradient boosting
+    batch: Positive = 256
+    width: Positive = 96
+    layers: Natural = 3
+    heads: Positive = 8
+    attention_dropout: Rate = 0.2
+    dropout: Rate = 0.1
+    quantiles: Annotated[int, Limits(2)] = 400
+    trees: Natural = 1000  # of the gradient boosting, at most; 0: no gradient boosting
     split_seed: int = 0
     loop: LoopSettings = LoopSettings(
         Path("table-run"), 3000, OptimSettings(warmup=100, weight_decay=1e-5, betas=(0.9, 0.999), average=0.99),

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Never, dataclass_transform, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Never,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from multimodal.errors import UsageError, did_you_mean
 
@@ -170,15 +181,16 @@ def one_of(value: Any, choices: Iterable[str]) -> str:
 
 
 def number(
-    value: Any, kind: type = float, low: float | int = -math.inf, high: float | int = math.inf, above: bool = False
-) -> Any:
+    value: Any, kind: type = float, low: float | int = -math.inf, high: float | int = math.inf, above: bool = False,
+    below: bool = False,
+) -> Any:  # fmt: skip
     """Check a number. An integer may stand for a float, numpy's numbers for Python's; a bool is no number."""
     real = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if real and low <= value <= high and not (above and value == low):
+    if real and low <= value <= high and not (above and value == low) and not (below and value == high):
         return kind(value)
     limits = ""
     if high < math.inf:
-        limits = f" in {'(' if above else '['}{low:.10g}, {high:.10g}]"
+        limits = f" in {'(' if above else '['}{low:.10g}, {high:.10g}{')' if below else ']'}"
     elif low > -math.inf:
         limits = f" above {low:.10g}" if above else f" of at least {low:.10g}"
     raise UsageError(f"must be {'an integer' if kind is int else 'a number'}{limits} (got {value!r:.40})")
@@ -191,3 +203,36 @@ def entries(value: Any, of: Callable[[str], Any], check: Callable[[Any], Any]) -
     except (TypeError, ValueError):
         raise UsageError(f"must be a list, or values with commas between (got {value!r:.40})") from None
     return tuple(check(part) for part in parts)
+
+
+class Limits(NamedTuple):
+    """Limits of a number in the annotation of a dataclass's field. `above`, `below`: the limits themselves are not
+    allowed."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+
+Positive = Annotated[int, Limits(1)]
+Natural = Annotated[int, Limits(0)]
+Share = Annotated[float, Limits(0, 1)]
+PositiveShare = Annotated[float, Limits(0, 1, above=True)]
+Rate = Annotated[float, Limits(0, 1, below=True)]  # such as of dropout
+Weight = Annotated[float, Limits(0, math.inf, below=True)]
+
+
+def check_limits(settings: Any) -> None:
+    """Raise UsageError for a number outside of the `Limits` of its field, also in nested dataclasses; None passes."""
+    for name, kind in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if hasattr(value, "__dataclass_fields__"):
+            check_limits(value)
+        kind = get_args(kind)[0] if get_origin(kind) is Union else kind  # with None
+        one, *limits = get_args(kind) if get_origin(kind) is Annotated else [kind]
+        if value is not None and limits and isinstance(limits[0], Limits):
+            try:
+                number(value, one, *limits[0])
+            except UsageError as error:
+                raise UsageError(error, argument=name) from None

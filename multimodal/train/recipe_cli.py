@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 import tyro
 
 from multimodal.errors import MultimodalError, UsageError, did_you_mean, one_line
+from multimodal.system.options import check_limits
 from multimodal.system.outputs import Outputs
 from multimodal.system.signals import SIGNALS, at_stop, ending
 from multimodal.train.signals import EXIT_CODE, Stopped
@@ -38,6 +39,7 @@ def start(main: Callable[[Any], Any], args: Sequence[str] | None = None) -> Any:
     prog = Path(getattr(module, "__file__", None) or sys.argv[0]).name
     try:
         values = parse(settings, prog, module.__doc__, args)
+        check_limits(values)
     except MultimodalError as error:  # the settings check themselves
         _end(2, f"{prog}: error: {_in_flags(error)} (see {prog} --help)")
     write_logs(main.__module__)

@@ -61,6 +61,7 @@ from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerCTC, ConformerEncoderConfig
 from multimodal.system.files import read_json
+from multimodal.system.options import Natural, Positive, Rate, Share
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
@@ -77,11 +78,11 @@ class RecogniserModelSettings:
     """Architecture of a new model; a model from `--init` has its own."""
 
     vocabulary: int = 320  # byte-pair tokens, learned from the transcripts; with few, CTC leaves its plateau sooner
-    width: int = 144
-    layers: int = 6
-    decoder_layers: int = 2
-    context: int = 200  # tokens of a text, at most
-    drop_path: float | None = None  # of the encoder: by default 0.05, with --init as it has it
+    width: Positive = 144
+    layers: Positive = 6
+    decoder_layers: Natural = 2
+    context: Positive = 200  # tokens of a text, at most
+    drop_path: Rate | None = None  # of the encoder: by default 0.05, with --init as it has it
     chunk: int = 0  # frames of 40 ms that a stream waits for (16 is good); 0: whole utterances, or as --init has it
     left: int = 0  # earlier frames that each frame of a chunk sees (0: all)
     dynamic: bool = False  # chunks in 7 of 10 batches alone: one model for recordings and streams
@@ -98,8 +99,8 @@ class RecogniserRun:
     attention: float = 0.3  # weight of the attention in `joint`; CTC has the rest
     middle: float = 0.3  # share of the CTC's weight for the middle layer
     cache: bool = True  # keep all features in memory and in the run's folder; without, workers compute them as needed
-    valid_count: int = 100
-    most_broken: float = 0.05  # share of broken recordings above which training stops
+    valid_count: Positive = 100
+    most_broken: Share = 0.05  # share of broken recordings above which training stops
     model: RecogniserModelSettings = RecogniserModelSettings()
     batching: Batching = Batching()
     augmentation: SpeechAugmentation = SpeechAugmentation()

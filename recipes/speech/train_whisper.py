@@ -32,10 +32,11 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.speech_windows import Curriculum, SpeechWindows, curriculum
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import UsageError
+from multimodal.errors import DataError, UsageError
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
 from multimodal.system.files import read_json
+from multimodal.system.options import Natural, Positive, Rate, Share
 from multimodal.tasks.evaluate.scores import bleu, word_errors
 from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -65,16 +66,16 @@ class WhisperRun:
     init: str | None = None  # Whisper checkpoint to start from, with its tokenizer and sizes, instead of random weights
     language: str | None = None  # of recordings whose manifest names none
     vocabulary: int = 640  # text tokens
-    width: int = 144
-    heads: int = 3
-    layers: int = 4  # of the encoder
-    words: int = 2  # layers of the decoder
-    hidden: int = 4  # width of a block's feed-forward, in widths
-    dropout: float | None = None  # by default 0, with --init as it has it
-    context: int = 160  # tokens of the decoder
-    translated: float = 0.3  # share of the windows that are also translated
-    confused: float = 0.15  # share of the decoder's input tokens replaced by others, so that it must listen
-    most_valid: int = 24  # utterances of each language to score
+    width: Positive = 144
+    heads: Positive = 3
+    layers: Natural = 4  # of the encoder
+    words: Positive = 2  # layers of the decoder
+    hidden: Positive = 4  # width of a block's feed-forward, in widths
+    dropout: Rate | None = None  # by default 0, with --init as it has it
+    context: Positive = 160  # tokens of the decoder
+    translated: Share = 0.3  # share of the windows that are also translated
+    confused: Share = 0.15  # share of the decoder's input tokens replaced by others, so that it must listen
+    most_valid: Positive = 24  # utterances of each language to score
     curriculum: Curriculum = Curriculum()
     columns: ListColumns = ListColumns()
     trust: Trust = Trust()
@@ -128,6 +129,8 @@ class WhisperValidation:
 
     def __init__(self, data: SpeechWindows, tokenizer: WhisperTokenizer, window: int, most: int):
         fitting = [i for i in range(len(data)) if data.lengths[i] <= window]
+        if not fitting:
+            raise DataError(f"holds no recording of {len(data)} that fits {window / 100:g} s", argument="valid")
         languages = sorted({data.clips[i].language for i in fitting})
         self.sets = {code: [i for i in fitting if data.clips[i].language == code][:most] for code in languages}
         self.data, self.tokenizer, self.window, self.examples = data, tokenizer, window, []

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from multimodal.data.loader import unchanged
+from multimodal.system.options import Positive
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import LoraSettings, adapt, merge
 from multimodal.train.objectives.finetune.text import AnnotatedTexts, text_job
@@ -38,7 +39,7 @@ class TextFinetuning:
     model: str  # checkpoint to start from: a shipped name, a folder, a file, a hub's repository
     out: Path  # folder for the fine-tuned model
     texts: AnnotatedTexts
-    budget: int = 2048  # padded tokens per micro-batch
+    budget: Positive = 2048  # padded tokens per micro-batch
     adapt: LoraSettings = LoraSettings()
     loop: LoopSettings = LoopSettings(
         Path("text-run"), 600, OptimSettings(2e-4, warmup=50, weight_decay=0.01, average=0.99), save_every=200,

@@ -42,6 +42,7 @@ from multimodal.data.datasets.image_sets import captioned, open_images
 from multimodal.data.loader import unchanged
 from multimodal.data.remote.trust import Trust
 from multimodal.errors import DataError
+from multimodal.system.options import Positive
 from multimodal.tasks.evaluate.retrieval import first_ranks
 from multimodal.tasks.text.embed import embed
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -73,8 +74,8 @@ class EmbedderRun:
     init: str | None = None  # text encoder to start from, instead of random weights; one of 0 layers gets --layers
     paraphrases: Path | None = None  # rows with several captions of one image, in the first language, to report on
     trust: Trust = Trust()
-    vocabulary: int = 8192
-    budget: int = 16384  # padded tokens per side of a batch
+    vocabulary: Positive = 8192
+    budget: Positive = 16384  # padded tokens per side of a batch
     encoder: EncoderSettings = EncoderSettings(width=192, layers=0, dropout=None)
     loop: LoopSettings = LoopSettings(
         Path("embedder-run"), 200, OptimSettings(1e-2, warmup=20, average=0.9), save_every=100, evaluate_every=100

@@ -74,6 +74,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.system.assets import model_path
+from multimodal.system.options import Weight
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.transcribe.conformer.decode import search_tokenizer
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -103,7 +104,7 @@ class LanguageModelRun:
     vocabulary: int = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
     repeat: float = 0.0  # share of the rows that repeat their first tokens
-    balance: float = 0.01  # weight of the load-balancing loss of a mixture of experts
+    balance: Weight = 0.01  # weight of the load-balancing loss of a mixture of experts
     induction: bool = False  # score induction heads at each evaluation, and plot when they form
     batch: int = 16  # rows of `context` tokens
     stride: int = 0  # tokens between windows of validation text (0: the context; for a prefix half of it)

@@ -28,6 +28,7 @@ from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.documents import documents_in, plain_texts, windows
 from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Positive, PositiveShare, Weight
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -62,11 +63,11 @@ class MaskedModelRun:
     embed_width: int | None = None  # width of the embeddings, narrower than the model (ALBERT: 128)
     shared_layers: bool = False  # all layers are one block (ALBERT)
     tokenizer: str | None = None  # a folder's or shipped model's; by default a WordPiece learned from the texts
-    vocabulary: int = 8192
-    budget: int = 4096  # padded tokens per micro-batch
-    generator: float = 0.25  # electra: width of the generator, as a share
-    detect: float = 50.0  # electra: weight of the discriminator's loss
-    val_windows: int = 1000  # windows of held-out text to evaluate on, at most
+    vocabulary: Positive = 8192
+    budget: Positive = 4096  # padded tokens per micro-batch
+    generator: PositiveShare = 0.25  # electra: width of the generator, as a share
+    detect: Weight = 50.0  # electra: weight of the discriminator's loss
+    val_windows: Positive = 1000  # windows of held-out text to evaluate on, at most
     mask: MaskSettings = MaskSettings()
     encoder: EncoderSettings = EncoderSettings()
     loop: LoopSettings = LoopSettings(

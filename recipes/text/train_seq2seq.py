@@ -32,6 +32,7 @@ from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.documents import documents_in, plain_texts, windows
 from multimodal.decoding import sampling
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.system.options import Natural, Positive
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -62,10 +63,10 @@ class EncoderDecoderRun:
     objective: Objective = "spans"
     style: Literal["t5", "bart"] = "t5"
     tokenizer: str | None = None  # a folder's or shipped model's; by default a WordPiece learned from the texts
-    vocabulary: int = 8192
-    sentinels: int = 32
-    budget: int = 4096  # padded tokens of the encoder per micro-batch
-    val_windows: int = 1000  # windows of held-out text to evaluate on, at most
+    vocabulary: Positive = 8192
+    sentinels: Natural = 32
+    budget: Positive = 4096  # padded tokens of the encoder per micro-batch
+    val_windows: Positive = 1000  # windows of held-out text to evaluate on, at most
     noise: NoiseSettings = NoiseSettings()
     size: SizeSettings = SizeSettings()
     loop: LoopSettings = LoopSettings(

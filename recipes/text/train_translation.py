@@ -48,6 +48,7 @@ from multimodal.data.loader import unchanged
 from multimodal.data.mixture import direction_repeats
 from multimodal.errors import UsageError, demand
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.system.options import Natural, Positive, Rate
 from multimodal.tasks.evaluate.scores import bleu as corpus_bleu
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -81,21 +82,21 @@ class TranslationRun:
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
     temperature: float = 0.0  # of M2M100's sampling of directions by their pairs (5 there); 0: each pair once an epoch
     often: tuple[str, ...] = ()  # directions that come more or less often than once per epoch, such as en-de=3
-    vocabulary: int = 4000
-    width: int = 192
-    encoder_layers: int = 4
-    decoder_layers: int = 3
-    heads: int = 4
-    hidden: int = 512
+    vocabulary: Positive = 4000
+    width: Positive = 192
+    encoder_layers: Natural = 4
+    decoder_layers: Positive = 3
+    heads: Positive = 4
+    hidden: Positive = 512
     groups: tuple[str, ...] = ()  # groups of languages, such as en,de fr cs, that have feed-forwards of their own
     grouped: tuple[int, int] = (0, 0)  # last layers of encoder and decoder that have them
-    context: int = 128
-    dropout: float | None = None  # by default 0, with --init as it has it
-    smoothing: float = 0.1
-    budget: int = 3000  # padded tokens per side of a batch
+    context: Positive = 128
+    dropout: Rate | None = None  # by default 0, with --init as it has it
+    smoothing: Rate = 0.1
+    budget: Positive = 3000  # padded tokens per side of a batch
     judge: str = "en-de"  # direction to log BLEU of on validation sentences
-    judged: int = 200
-    beams: int = 5  # of the search that translates the test sentences
+    judged: Positive = 200
+    beams: Positive = 5  # of the search that translates the test sentences
     loop: LoopSettings = LoopSettings(
         Path("translation-run"), 4000, OptimSettings(3e-3, "muon", warmup=200, average=0.998, weight_decay=0.01),
         evaluate_every=1000,

@@ -54,6 +54,7 @@ top-1 among all names 1.4 % of 500 and 5.0 % of 40; among the held-out names alo
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -64,9 +65,10 @@ from multimodal.data.loader import shuffled
 from multimodal.data.manifests import read_text, repeated, short_names
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViTConfig
+from multimodal.system.options import Limits, Natural, Positive, PositiveShare, Rate, Share
 from multimodal.tasks.evaluate.zero_shot import accuracy, examples, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -96,15 +98,15 @@ class CLIPRun:
     classes: tuple[Path, ...] = (DATA / "classes.jsonl",)  # JSONL of class names by id, besides one beside the data
     init: str | None = None  # checkpoint to start from, instead of random weights
     model: ContrastiveModelSettings = ContrastiveModelSettings()
-    batch: int = 192
-    patches: float = 0.45  # share of the patches that the model sees (Li et al. 2023)
-    whole: float = 0.08  # share of the steps at the end that see all patches
-    smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
-    strength: float = 0.5  # of the other augmentation
-    coarse: float = 0.08  # share of the images downsampled by two, as thumbnails are
+    batch: Positive = 192
+    patches: PositiveShare = 0.45  # share of the patches that the model sees (Li et al. 2023)
+    whole: Share = 0.08  # share of the steps at the end that see all patches
+    smallest_crop: PositiveShare = 0.5  # smallest crop, as a share of the image's area
+    strength: Annotated[float, Limits(0, 2.5)] = 0.5  # of the other augmentation
+    coarse: Share = 0.08  # share of the images downsampled by two, as thumbnails are
     test_image: int = 0  # pixels per side in use (0: as in training, whose crops enlarge things: Touvron et al. 2019)
-    cache: int = 2000  # megabytes of decoded images kept in memory
-    hold_out: float = 0.0  # share of the classes that are not trained on
+    cache: Natural = 2000  # megabytes of decoded images kept in memory
+    hold_out: Rate = 0.0  # share of the classes that are not trained on
     unseen: tuple[Path, ...] = ()  # texts: words of theirs that no caption has are wrong captions of every image
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     columns: ListColumns = ListColumns()
@@ -112,9 +114,6 @@ class CLIPRun:
     loop: LoopSettings = LoopSettings(
         Path("clip-run"), 4200, OptimSettings(3e-3, "muon", warmup=150, weight_decay=0.1, average=0.998)
     )
-
-    def __post_init__(self):
-        demand("coarse", self.coarse, 0 <= self.coarse <= 1, "0 to 1")
 
 
 def start_checkpoint(s: CLIPRun) -> Checkpoint:

@@ -369,7 +369,8 @@ def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
     assert (code, line.count("\n")) == (1, 1)
     assert f"train_clip.py: error: {tmp_path / 'absent'}: " in line
     code, _, line = run("--out", str(tmp_path / "o"), "--data", str(tmp_path), "--coarse", "1.2")
-    assert (code, line) == (2, "train_clip.py: error: --coarse 1.2: must be 0 to 1 (see train_clip.py --help)\n")
+    problem = "--coarse must be a number in [0, 1] (got 1.2)"
+    assert (code, line) == (2, f"train_clip.py: error: {problem} (see train_clip.py --help)\n")
 
 
 def test_shipped_model_sees_a_uniform():

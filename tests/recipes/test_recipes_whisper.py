@@ -376,17 +376,16 @@ def test_loader_makes_the_same_batch_for_a_step_wherever_it_starts(clips, tokeni
         assert one.targets.equal(other.targets)
 
 
-@pytest.mark.parametrize(
-    ("flag", "fault"),
-    [
-        (["--init", "clip-vit-16"], "--init clip-vit-16: is a clip, not a whisper with its tokenizer"),
-        (["--init", "whisper-mini"], "--init whisper-mini: hears 80 bands and windows of 600 frames; expected 80 and"),
-        (
-            ["--init", "whisper-mini", "--window", "600", "--language", "es"],
-            "whisper-mini: knows cs, de, en, fr, not es",
-        ),
-    ],
-)
+def test_validation_without_a_clip_that_fits_is_refused(clips, tokenizer, load_recipe):
+    with pytest.raises(DataError, match=r"^valid holds no recording of \d+ that fits 0\.1 s$"):
+        load_recipe("train_whisper").WhisperValidation(clips, tokenizer, 10, 4)
+
+
+@pytest.mark.parametrize(("flag", "fault"), [
+    (["--init", "clip-vit-16"], "--init clip-vit-16: is a clip, not a whisper with its tokenizer"),
+    (["--init", "whisper-mini"], "--init whisper-mini: hears 80 bands and windows of 600 frames; expected 80 and"),
+    (["--init", "whisper-mini", "--window", "600", "--language", "es"], "whisper-mini: knows cs, de, en, fr, not es"),
+])  # fmt: skip
 def test_recipe_refuses_what_it_cannot_begin_with(flag, fault, manifests, tmp_path, load_recipe, capsys):
     names = manifests
     if "--language" in flag:

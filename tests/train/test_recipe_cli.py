@@ -2,22 +2,31 @@
 
 import logging
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from multimodal.errors import DataError
+from multimodal.system.options import Natural, Positive, PositiveShare, Rate
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped
 
 
 @dataclass
+class Sizes:
+    layers: Natural = 1
+    drop_path: Rate | None = None
+
+
+@dataclass
 class Settings:
     loop: LoopSettings
     data: list[Path]
-    size: int = 96  # pixels of a side
+    sizes: Sizes = field(default_factory=Sizes)
+    size: Positive = 96  # pixels of a side
+    crop: PositiveShare = 0.5
 
 
 def main(settings: Settings) -> Settings:
@@ -38,7 +47,8 @@ def _as_before(monkeypatch):
 
 
 def test_flags_are_flat_and_take_both_spellings():
-    found = start(main, [*BASE, "--save-every", "7", "--weight_decay", "0.3", "--resume"])
+    found = start(main, [*BASE, "--save-every", "7", "--weight_decay", "0.3", "--resume", "--layers", "0"])
+    assert (found.sizes, found.crop) == (Sizes(0), 0.5)
     assert found.data == [Path("a"), Path("b")]
     assert (found.loop.steps, found.loop.save_every, found.loop.optim.weight_decay) == (5, 7, 0.3)
     assert found.loop.resume
@@ -70,6 +80,11 @@ def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
         ),
         ([*BASE, "--rate", "-1"], "--rate -1.0: must be a positive number"),
         ([*BASE, "--steps", "-3"], "--steps -3: must be 1 or more"),
+        ([*BASE, "--size", "0"], "--size must be an integer of at least 1 (got 0)"),
+        ([*BASE, "--layers", "-1"], "--layers must be an integer of at least 0 (got -1)"),
+        ([*BASE, "--drop_path", "1"], "--drop_path must be a number in [0, 1) (got 1.0)"),
+        ([*BASE, "--drop_path", "nan"], "--drop_path must be a number in [0, 1) (got nan)"),
+        ([*BASE, "--crop", "0"], "--crop must be a number in (0, 1] (got 0.0)"),
         ([*BASE, "--device", "gpu" * 100], f"--device {'gpu' * 100}: no such device"),
     ],
 )

@@ -21,6 +21,7 @@ from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
 from multimodal.data.sources import JoinedSources, PackedRows, Sample, Source, SourceRow, joined
 from multimodal.errors import DataError, UsageError
+from multimodal.system.options import PositiveShare, Share
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
 from multimodal.tokens.image.resampling import resized_boxes, scaled_pixels
@@ -43,9 +44,9 @@ DRAWS = 7  # random numbers in [0, 1) per image
 class CaptionAugmentSettings:
     """Augmentation of the images."""
 
-    smallest_crop: float = 0.5  # smallest crop, as a share of the image's area
-    flip: float = 0.5  # probability of mirroring
-    colour: float = 0.2  # largest change of brightness and contrast
+    smallest_crop: PositiveShare = 0.5  # smallest crop, as a share of the image's area
+    flip: Share = 0.5  # probability of mirroring
+    colour: Share = 0.2  # largest change of brightness and contrast
 
 
 class PrepareCaption:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from multimodal.data.loader import generator
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import USUAL, ListColumns, Source, open_source
 from multimodal.errors import DataError
+from multimodal.system.options import Limits, Natural, Positive, Share
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
 from multimodal.tokens.audio.reading import read_audio
 
@@ -149,16 +150,16 @@ def noise(kind: str, samples: int, chance: torch.Generator) -> Float[Tensor, "T"
 class Curriculum:
     """Speech windows from short to long, in mel frames: the limit of a clip grows after the first epochs."""
 
-    window: int = 600  # frames of the model's window
-    budget: int = 5600  # padded frames per batch
-    epoch: int = 4000  # windows per epoch
-    easy: int = 15  # first epochs, of clips under `short` frames alone
-    short: int = 200
-    growth: float = 1.15  # of the limit per epoch after those
-    pairs: float = 0.1  # share of windows with two sentences
-    noise: float = 0.05  # share of windows without speech
-    full: float = 0.12  # share of batches as wide as the window, as in inference; others fit their longest clip
-    prompted: float = 0.15  # share of batches with a previous text
+    window: Positive = 600  # frames of the model's window
+    budget: Positive = 5600  # padded frames per batch
+    epoch: Positive = 4000  # windows per epoch
+    easy: Natural = 15  # first epochs, of clips under `short` frames alone
+    short: Positive = 200
+    growth: Annotated[float, Limits(1)] = 1.15  # of the limit per epoch after those
+    pairs: Share = 0.1  # share of windows with two sentences
+    noise: Share = 0.05  # share of windows without speech
+    full: Share = 0.12  # share of batches as wide as the window, as in inference; others fit their longest clip
+    prompted: Share = 0.15  # share of batches with a previous text
 
 
 def curriculum(

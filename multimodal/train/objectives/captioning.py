@@ -22,6 +22,7 @@ from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecod
 from multimodal.models.clip import CLIP
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
+from multimodal.system.options import Natural, Positive, Rate
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.lora import keep_sizes, text_sizes, with_rates
@@ -91,14 +92,14 @@ class Captioning(Summed):
 class DecoderSettings:
     """Sizes of a new decoder. CoCa's takes width, heads and context from the text tower."""
 
-    width: int = 128
-    layers: int = 2
-    heads: int = 4
-    context: int = 28
-    dropout: float | None = None  # by default 0.05; a model of the family that is trained further keeps its own
-    encoder_layers: int = 0  # first layers of the encoder to use (0: all)
-    drop_path: float | None = None  # of the encoder: by default 0, or as that model has it
-    queries: int = 32  # of CoCa's attention pooling
+    width: Positive = 128
+    layers: Positive = 2
+    heads: Positive = 4
+    context: Positive = 28
+    dropout: Rate | None = None  # by default 0.05; a model of the family that is trained further keeps its own
+    encoder_layers: Natural = 0  # first layers of the encoder to use (0: all)
+    drop_path: Rate | None = None  # of the encoder: by default 0, or as that model has it
+    queries: Positive = 32  # of CoCa's attention pooling
 
     @property
     def new_dropout(self) -> float:

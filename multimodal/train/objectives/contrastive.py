@@ -71,7 +71,8 @@ class Contrastive(Objective):
         if not isinstance(batch, Pairs) or batch.order is None:
             return batch
         share = self.keep(step) if self.keep else 1.0
-        return batch._replace(order=batch.order[:, : round(batch.order.shape[1] * share)] if share < 1 else None)
+        seen = max(1, round(batch.order.shape[1] * share))
+        return batch._replace(order=batch.order[:, :seen] if share < 1 else None)
 
     def _cached(self, engine: Engine, batches: list[Any]) -> Tensor:
         random, found = [], []

@@ -17,6 +17,7 @@ from multimodal.errors import demand
 from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
+from multimodal.system.options import Natural, Positive, Rate
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.objectives.contrastive import Pairs
@@ -34,15 +35,15 @@ class ContrastiveModelSettings:
     """Architecture of a new CLIP; with `--init` only `drop_path` applies."""
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    image: int = 96  # pixels per side
-    patch: int = 16
+    image: Positive = 96  # pixels per side
+    patch: Positive = 16
     width: int = 192
-    layers: int = 6
-    drop_path: float | None = None  # of the image tower (Huang et al. 2016): by default 0, with --init as it has it
+    layers: Natural = 6
+    drop_path: Rate | None = None  # of the image tower (Huang et al. 2016): by default 0, with --init as it has it
     text_width: int = 128
-    text_layers: int = 3
-    context: int = 32  # tokens of a caption
-    vocabulary: int = 2048  # tokens, learned from the captions
+    text_layers: Natural = 3
+    context: Positive = 32  # tokens of a caption
+    vocabulary: Positive = 2048  # tokens, learned from the captions
 
     def __post_init__(self):
         for name, head in HEADS.items():

@@ -148,6 +148,10 @@ def test_scale_is_bounded_after_a_step_but_not_below_the_loaded_one(loaded, kept
     assert model.logit_scale.item() == pytest.approx(kept)
 
 
+def test_at_least_one_patch_is_seen():
+    assert Contrastive(tiny("softmax"), keep=lambda step: 0.01).at_step(pairs(4), 0).order.shape == (4, 1)
+
+
 def test_unequal_counts_need_to_say_what_fits():
     objective, batch = Contrastive(tiny("softmax")), pairs(4)
     with pytest.raises(ValueError, match="concepts and terms are needed for 4 images and 3 texts"):

@@ -15,6 +15,7 @@ from multimodal.data.datasets.annotated.tagged import CollateTagged, TaggedTexts
 from multimodal.data.datasets.labelled_texts import CollateClassed, LabelledTexts, classes_of, read_labelled
 from multimodal.errors import at_least
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Rate
 from multimodal.tasks.evaluate.classification import class_figures, text_logits
 from multimodal.tasks.evaluate.text.annotated import found_answers, right_choices, word_tags
 from multimodal.tasks.evaluate.text.answer_scores import answer_scores, entity_scores
@@ -45,7 +46,7 @@ class AnnotatedTexts:
     random: bool = False  # start from random weights in the architecture of --model
     longest: int | None = None  # tokens of a row, at most the model's context (default: 128, of qa 384)
     overlap: int = 128  # qa: tokens that neighbouring windows of a long context share
-    dropout: float = 0.1
+    dropout: Rate = 0.1
 
     def __post_init__(self):
         at_least(8, self, "longest")

@@ -16,6 +16,7 @@ from multimodal.data.examples import SizedExamples
 from multimodal.errors import DataError, UsageError, demand
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.system.options import Natural, Positive, Rate
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.device import moved
 from multimodal.train.objective import Summed
@@ -101,12 +102,12 @@ def denoising_figures(
 class SizeSettings:
     """Sizes of a new encoder-decoder."""
 
-    width: int = 256
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    heads: int = 4
-    context: int = 128
-    dropout: float = 0.0
+    width: Positive = 256
+    encoder_layers: Natural = 3
+    decoder_layers: Positive = 3
+    heads: Positive = 4
+    context: Positive = 128
+    dropout: Rate = 0.0
 
 
 def encoder_decoder(vocabulary: int, style: str, start_id: int, s: SizeSettings) -> EncoderDecoder:

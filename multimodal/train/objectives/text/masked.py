@@ -20,6 +20,7 @@ from multimodal.data.loader import Plan, generator
 from multimodal.errors import DataError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.system.options import Natural, Positive, Rate
 from multimodal.train.device import moved
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.masking import Masker
@@ -139,6 +140,7 @@ class CollateMasked:
 
 
 def encode(model: TextTransformer, batch: MaskedBatch, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    """The model's states of a batch with these ids."""
     segments = batch.segments if model.segments is not None else None
     return model.states(ids, valid=batch.valid, segments=segments)
 
@@ -192,11 +194,11 @@ def masked_figures(model: TextTransformer, batches: Sequence[MaskedBatch], pairs
 class EncoderSettings:
     """Sizes of a new BERT-style encoder."""
 
-    width: int = 256
-    layers: int = 4
-    heads: int = 4
-    context: int = 128
-    dropout: float | None = 0.1  # None: 0, or as a model that is trained further has it
+    width: Positive = 256
+    layers: Natural = 4
+    heads: Positive = 4
+    context: Positive = 128
+    dropout: Rate | None = 0.1  # None: 0, or as a model that is trained further has it
 
     def stack(self) -> StackConfig:
         """BERT's stack: post-norm, epsilon 1e-12, GELU, hidden width 4x."""
