@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.suite.machine import roofline
 
 Row = dict[str, Any]
-HEAD = ("work", "threads", "peer", "its time", "ours", "times as fast", "in the rounds", "by processor time",
-        "MB, ours / its", "output differs by", "ours at its fastest")  # fmt: skip
+HEAD = ("benchmark", "threads", "peer", "peer's time", "our time", "speed-up", "range over rounds", "by CPU time",
+        "peak MB, ours / peer", "output differs by", "our fastest format")  # fmt: skip
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -18,15 +18,15 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def write(folder: Path) -> None:
-    """`README.md`, `ahead.svg` (times as fast as each peer) and `growth.svg` in the folder."""
+    """`README.md`, `ahead.svg` (speed-up over each peer) and `growth.svg` in the folder."""
     from benchmarks.suite import ahead_plot, growth_plot
 
     results = read(folder)
-    parts = [f"# Ours beside its peers, {folder.name}", *about(results)]
+    parts = [f"# multimodal compared with other libraries, {folder.name}", *about(results)]
     compared = {job: content for job, content in results.items() if job != "growth"}
     parts.append(behind(results))
     if ahead_plot.draw(compared, folder / "ahead.svg"):
-        parts.append("![times as fast as each peer](ahead.svg)")
+        parts.append("![speed-up over each peer](ahead.svg)")
     if "growth" in results:
         growth_plot.draw(results["growth"], folder / "growth.svg")
         parts.append("![time and memory as work grows](growth.svg)")

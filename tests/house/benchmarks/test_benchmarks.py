@@ -228,4 +228,4 @@ def test_every_job_runs_at_its_smallest_sizes(job, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / f"{job}.json").exists()
-    assert "times as fast" in (tmp_path / "README.md").read_text() or job in ("growth", "ray")
+    assert "speed-up" in (tmp_path / "README.md").read_text() or job in ("growth", "ray")
