@@ -1,6 +1,7 @@
 """Key/value caches. The caller owns them; attention appends and reads."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +90,10 @@ class Cache:
         self.group: Int[Tensor, "B"] | None = None  # of each row, in a model with grouped blocks
         self.start = start if start is not None and start.any() else None
         self.best: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        # of a static cache on a GPU: a `Start` of searches inside of a graph; (step, prompt, eos, max_new, processors,
+        # sampler, copies) -> steps of greedy decoding or sampling inside of one, None where they cannot be
+        self.start_search: Callable[..., Any] | None = None
+        self.generate: Callable[..., Any] | None = None
 
     @property
     def length(self) -> int:
@@ -101,7 +106,7 @@ class Cache:
         return self.length
 
     def distances(self, count: int, device: torch.device) -> Int[Tensor, "T S"]:
-        """Key minus query position, for the next `count` ids and the cached keys with theirs."""
+        """Key minus query position: queries are the next `count` ids, keys the cached ones and theirs."""
         return relative_distances(count, self.cached + count, device)
 
     @property

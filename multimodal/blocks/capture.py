@@ -22,12 +22,14 @@ def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
 
 
 def capturing() -> bool:
+    """True inside `capture_attention`."""
     return _captured is not None
 
 
 def capture(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float | None = None
 ) -> None:
+    """Collect the weights of one attention."""
     _captured.append((module, attention_weights(query, key, mask, scale, softcap).detach()))
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 MaskMod = Callable[[Tensor, Tensor], Tensor]
-LEAST_BLOCK = 256  # queries of `Local`
+LEAST_BLOCK = 256  # queries of a block of attention
 
 
 def places(mask: Bool[Tensor, "B T"], count: int) -> Int[Tensor, "N"]:

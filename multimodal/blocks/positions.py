@@ -58,7 +58,7 @@ def interpolate_grid(
 
 
 def _buckets(old: int, new: int, device: torch.device) -> Int[Tensor, "n"]:
-    """In float32, as transformers finds them, which for some sides is one too low."""
+    """The old position of each new one. In float32, as in transformers, which for some sides is one too low."""
     edges = torch.arange(1 / old, 1.0, 1 / old, dtype=torch.float32, device=device)
     step = 1.0 / torch.tensor(new, dtype=torch.float32, device=device)
     places = torch.arange(new, dtype=torch.float32, device=device) * step
@@ -100,8 +100,8 @@ class BucketBias(nn.Module):
 
 
 def alibi(heads: int, distance: Int[Tensor, "T S"]) -> Float[Tensor, "H T S"]:
-    """Minus slope times distance (Press et al. 2022); slopes are the paper's geometric series. `distance` as from
-    `relative_distances`."""
+    """Minus slope times distance, so 0 or less (Press et al. 2022); slopes are the paper's geometric series. `distance`
+    as from `relative_distances`."""
     nearest = 2 ** math.floor(math.log2(heads))
     number = torch.arange(heads, device=distance.device)
     powers = torch.where(number < nearest, -8 * (number + 1), -4 * (2 * (number - nearest) + 1))

@@ -50,6 +50,7 @@ class _Again(ExitStack):
 
 
 def all_kernels_enabled() -> bool:
+    """True as PyTorch starts: no kernel of SDPA has been turned off."""
     kinds = torch.backends.cuda
     allowed = (kinds.flash_sdp_enabled(), kinds.mem_efficient_sdp_enabled(), kinds.math_sdp_enabled())
     return all(allowed) and kinds.cudnn_sdp_enabled()

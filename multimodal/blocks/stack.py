@@ -139,8 +139,9 @@ class Block(nn.Module):
         only: Int[Tensor, "B"] | None = None,
         group: Int[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
-        """B may be a multiple of P: then B/P consecutive rows attend to each source. `only`: see `Stack`; `group`: of
-        each row, for a grouped feed-forward."""
+        """B may be a multiple of P: then B/P consecutive rows attend to each source. `mask`, `rotate`: of
+        self-attention, see `Attention`; `caches`: of self- and cross-attention; `only`: see `Stack`; `group`: of each
+        row, for a grouped feed-forward."""
         if only is not None:
             return self.forward_one(x, mask, only)
         own, crossed = caches or (None, None)

@@ -32,6 +32,7 @@ class Subsample(nn.Module):
     def forward(
         self, features: Float[Tensor, "B F M"], lengths: Int[Tensor, "B"]
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
+        """Frames and their number in each row. Padding has no influence."""
         eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if eager and (features.is_cpu or features.shape[1] > PART):
             return self._in_parts(features, lengths)
@@ -91,6 +92,7 @@ class SubsampleStream:
         self.pending: list[Tensor | None] = [None] * (len(stem.depthwise) + 1)
 
     def push(self, features: Float[Tensor, "B F M"], last: bool = False) -> Float[Tensor, "B T D"]:
+        """The frames that the stream's features so far suffice for and that are new."""
         x = features[:, None]
         for stage, pending in enumerate(self.pending):
             edges = int(pending is None), int(last)  # padding at both ends of the whole stream

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.blocks.cache import Cache
-from multimodal.decoding.beams import STOPPED, beams_of
+from multimodal.decoding.beams import STOPPED, beams_of, read_note
 from multimodal.decoding.logits import log_softmax
 from multimodal.decoding.sampling import Ends, LogitsProcessor, SampledTokens, Step, StopRule, ends_of, length_limits
 
@@ -104,9 +104,7 @@ class _Note:
 
 
 def _follow(one: _Prompt, row: list[float], count: int, stop: "_Patience | _Transformers", keep: int) -> None:
-    size = (len(row) - stop.beams) // 4
-    totals, tokens, sources, ended = (row[i * size : (i + 1) * size] for i in range(4))
-    beam = [int(at) for at in row[4 * size :]]
+    totals, tokens, sources, ended, beam = read_note(row, stop.beams)
     for rank in range(max(beam) + 1):
         if ended[rank] and totals[rank] > -math.inf and stop.takes(one, rank):
             ids = [*one.rows[int(sources[rank])], *([int(tokens[rank])] if ended[rank] == STOPPED else [])]

@@ -37,6 +37,12 @@ class BeamChoice(NamedTuple):
     note: Float[Tensor, "B N"]
 
 
+def read_note(note: list[float], beams: int) -> tuple[Sequence[float], ...]:
+    """The parts of a prompt's note."""
+    size = (len(note) - beams) // 4
+    return *(note[i * size : (i + 1) * size] for i in range(4)), [int(at) for at in note[4 * size :]]
+
+
 def choose(
     scores: Float[Tensor, "R V"], sums: Float[Tensor, "R"], ends: tuple[int, ...], beams: int, count: int,
     stops: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -183,11 +189,10 @@ class CapturedBeams:
 
 
 def beams_of(
-    step: Step, prompt: Int[Tensor, "B T"], cache: Any, ends: tuple[int, ...], beams: int,
+    step: Step, prompt: Int[Tensor, "B T"], cache: Cache, ends: tuple[int, ...], beams: int,
     processors: Sequence[LogitsProcessor], stops: StopRule | None = None,
 ) -> Beams | CapturedBeams:  # fmt: skip
     """The device's side of a search, inside of a CUDA graph where the cache offers one and all can be replayed."""
-    start: Callable | None = getattr(cache, "start_search", None)  # of a static cache on a GPU
-    if start is not None and stops is None and (replayed := replayable(processors, prompt)) is not None:
-        return CapturedBeams(start, step, prompt, cache, BeamRules(ends, beams, replayed))
+    if cache.start_search and stops is None and (replayed := replayable(processors, prompt)) is not None:
+        return CapturedBeams(cache.start_search, step, prompt, cache, BeamRules(ends, beams, replayed))
     return Beams(step, prompt, cache, ends, beams, processors, stops)

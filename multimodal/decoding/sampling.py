@@ -75,8 +75,8 @@ def generate_steps(
 ) -> Generator[Int[Tensor, "R"], None, SampledTokens]:  # fmt: skip
     """Yield the tokens of each step, of all rows still in the batch; the generator's value is the result. `choose`: a
     `MultinomialSampler`, None for greedy; `copies`: see `sample`; `stops`: see `greedy`."""
-    captured = getattr(cache, "generate", None)  # of a static cache on a GPU
-    if captured and stops is None and (steps := captured(step, prompt, eos, max_new, processors, choose, copies)):
+    captured = cache.generate if stops is None else None
+    if captured and (steps := captured(step, prompt, eos, max_new, processors, choose, copies)):
         return steps
     best = cache.best or _best
     choose = choose or (lambda logits, live: best(logits))

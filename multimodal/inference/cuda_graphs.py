@@ -28,7 +28,7 @@ KEPT, KEPT_BYTES = 8, 4 << 30  # idle buffers with their graphs that a decoder k
 
 class GraphDecoder(Replacement, Frozen, TextTransformer):
     """A decoder that keeps the buffers and graphs of its static steps. Graphs read its weights by address, hence
-    `Frozen`. Raises ValueError for Transformer-XL's relative positions."""
+    `Frozen`. Raises ValueError for a decoder without `has_static_step`."""
 
     def __init__(self, decoder: TextTransformer):
         if not has_static_step(decoder):
@@ -38,6 +38,7 @@ class GraphDecoder(Replacement, Frozen, TextTransformer):
 
 
 def has_static_step(decoder: TextTransformer) -> bool:
+    """True if a step of the decoder needs neither the host nor a fixed length."""
     config, stack = decoder.config, decoder.config.stack
     # the host counts the tokens of each expert, the rows of each group; patterns and switches need the length
     counted = stack.block.experts or stack.groups or config.pattern or config.positions.switch

@@ -1,8 +1,5 @@
 """Key/value caches of fixed shapes and addresses, so that a step over them can be replayed (CUDA graphs)."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -104,10 +101,6 @@ class MovingCache(Cache):
         super().__init__(layers, start)
         self.capacity, self.seen = capacity, 0
         self.slot: StaticCache | None = None
-        # a `Start` of searches inside of a graph; (step, prompt, eos, max_new, processors, sampler, copies) -> steps of
-        # greedy decoding or sampling inside of one, None where they cannot be
-        self.start_search: Callable[..., Any] | None = None
-        self.generate: Callable[..., Any] | None = None
 
     def move(self, slot: StaticCache) -> None:
         slot.fill(self)

@@ -182,7 +182,7 @@ class ViT(nn.Module):
         states: list[Tensor] | None = None, first: bool = False, layers: int | None = None,
     ) -> Float[Tensor, "B N D"]:  # fmt: skip
         """All tokens after the stack, prefix first, or only the `first`. `keep` [B n]: indices of the patches to keep
-        (patch dropout, Li et al. 2023). `layers`: see `Stack`."""
+        (patch dropout, Li et al. 2023). `states`, `layers`: see `Stack`."""
         x = self.stem(images)
         if keep is not None:
             own = self.config.prefix

@@ -32,9 +32,9 @@ def contrastive_loss(
 ) -> Float[Tensor, ""]:  # fmt: skip
     """Contrastive loss of the logits `scale * images @ texts.T + bias`, of which at most `block` exist at a time.
 
-    `softmax`: cross-entropy of images over texts and of texts over images (Radford et al. 2021, figure 3), with targets
-    spread evenly over all matches (UniCL, Yang et al. 2022). An image or text without a match is a negative only.
-    `sigmoid`: each pair is a binary classification (Zhai et al. 2023, equation 1), summed and divided by the number of
+    Cross-entropy of images over texts and of texts over images (Radford et al. 2021, figure 3), with targets spread
+    evenly over all matches (UniCL, Yang et al. 2022). An image or text without a match is a negative only. `sigmoid`:
+    instead each pair is a binary classification (Zhai et al. 2023, equation 1), summed and divided by the number of
     images. `fits(concepts, terms)` [b c] is True for matching pairs; by default, for equal numbers, and by default the
     rows are numbered in order.
 

@@ -196,6 +196,7 @@ class DrawnBatch(NamedTuple):
 
 
 def drawn_batch(examples: Sequence[ImageExample]) -> DrawnBatch:
+    """Join the drawn examples of a batch."""
     turns = []
     for turn in range(max(len(e.operations) for e in examples)):
         groups: dict[str, list[tuple[int, tuple[float, ...]]]] = {}

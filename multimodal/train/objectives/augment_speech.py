@@ -109,6 +109,7 @@ class PrepareSpeech:
 
 
 def collate(items: Sequence[tuple[Float[Tensor, "_ M"], list[int]]]) -> SpeechBatch:
+    """Batch pairs of features and ids, each padded to the longest."""
     features, lengths = stacked([row for row, _ in items])
     text = pad_text([ids for _, ids in items])
     return SpeechBatch(features, lengths, text.ids, text.lengths, lengths.tolist(), text.lengths.tolist())

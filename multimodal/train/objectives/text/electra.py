@@ -50,6 +50,7 @@ def drawn(logits: Float[Tensor, "N V"], draws: Float[Tensor, "N"]) -> Int[Tensor
 
 
 def run(model: Electra, batch: MaskedBatch) -> Replaced:
+    """The generator's guesses of masked tokens, and the discriminator's verdict on a draw of them."""
     states = encode(model.generator, batch, batch.ids)
     logits = model.generator.logits(states.flatten(0, 1)[batch.places][None])[0]
     ids, replaced = batch.ids.clone(), torch.zeros_like(batch.chosen)
