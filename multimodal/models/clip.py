@@ -44,14 +44,16 @@ class CLIPConfig:
     image_hidden: int = 0
     image_bias: bool = False
 
+    def __post_init__(self) -> None:
+        if self.text_pool == "last" and self.text_valid:
+            raise ValueError("text_pool 'last' pools padding, which text_valid masks")
+
 
 class CLIP(nn.Module):
     """Image and text towers with a shared embedding space."""
 
     def __init__(self, config: CLIPConfig):
         super().__init__()
-        if config.text_pool == "last" and config.text_valid:
-            raise ValueError("text_pool 'last' pools padding, which text_valid masks")
         self.config = config
         self.image, self.text = TOWERS[type(config.image)](config.image), TextTransformer(config.text)
         width, hidden = config.image.pooled_width, config.image_hidden
@@ -77,17 +79,17 @@ class CLIP(nn.Module):
         return F.normalize(pooled if self.image_project is None else self.image_project(pooled), dim=-1)
 
     def encode_text(self, ids: Int[Tensor, "B T"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
-        """Unit vectors. With `text_pool` `eos`, a row without the end-of-text id raises ValueError; in training on a
-        GPU, where the check would wait for the device, it becomes NaN."""
-        training = ids.device.type != "cpu" and self.training
+        """Unit vectors. With `text_pool` `eos`, a row without the end-of-text id raises ValueError; compiled and in
+        training on a GPU, where the check would wait for the device, it becomes NaN."""
+        unchecked = torch.compiler.is_compiling() or (ids.device.type != "cpu" and self.training)
         only = torch.full_like(ids[:, 0], 0 if self.config.text_pool == "first" else ids.shape[1] - 1)
         if self.config.text_pool == "eos":
             ends = ids == self.config.eos_id
-            if not training and not ends.any(1).all():
+            if not unchecked and not ends.any(1).all():
                 raise ValueError(f"a text has no end-of-text id {self.config.eos_id}")
             only = ends.int().argmax(1)
         x = self.text.states(ids, valid=valid if self.config.text_valid else None, only=only)[:, 0]
-        if training and self.config.text_pool == "eos":
+        if unchecked and self.config.text_pool == "eos":
             x = x.masked_fill(~ends.any(1, keepdim=True), torch.nan)
         return F.normalize(x if self.text_project is None else self.text_project(x), dim=-1)
 

@@ -35,7 +35,8 @@ def text_features(
     while done < len(order):
         width = int(lengths[order[done]])
         part = order[done : done + min(batch_size, max(1, TOKENS // width) if device.type == "cpu" else batch_size)]
-        found = model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device))
+        with torch.autocast(device.type, enabled=False):  # a caller's
+            found = model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device))
         if vectors is None:  # one tensor: many small ones would fragment the heap
             vectors = found.new_empty(len(rows), found.shape[1])
         vectors[part.to(device)] = found
@@ -47,7 +48,9 @@ def text_features(
 def image_features(model: nn.Module, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
     """CLIP's unit vectors, or a ViT's pooled output, on the model's device and in its number type."""
     encode = model.encode_image if isinstance(model, CLIP) else model.features
-    return encode(pixels.to(next(model.parameters())))
+    like = next(model.parameters())
+    with torch.autocast(like.device.type, enabled=False):  # a caller's
+        return encode(pixels.to(like))
 
 
 def vector_width(model: nn.Module) -> int:

@@ -176,7 +176,7 @@ def kind_of(model: nn.Module) -> str:
         for name, (model_class, _) in KINDS.items():
             if own is model_class:
                 return name
-    raise CheckpointError(f"{type(model).__name__}: cannot be saved, expected one of {', '.join(KINDS)}")
+    raise CheckpointError(f"expected a model of kind {', '.join(KINDS)} (got {type(model).__name__})")
 
 
 def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") -> None:

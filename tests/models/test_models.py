@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from multimodal.blocks import masks
 from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.masks import causal, documents, padding
+from multimodal.export.graphs import Method
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
@@ -116,6 +117,17 @@ def test_clip_text_does_not_depend_on_what_follows_it(name):
     for row, length in enumerate(lengths.tolist()):
         alone = model.encode_text(ids[row : row + 1, :length])
         assert_close(out[row : row + 1], alone, atol=1e-5, rtol=0)
+
+
+def test_the_text_tower_of_clip_is_exported_with_rows_without_an_end_as_nan():
+    model, ids = made("clip-softmax").eval(), tokens(2, 6)
+    ids[0, 3] = EOS
+    ids[1] = EOS - 1
+    graph = torch.export.export(Method(model, "encode_text"), (ids,)).module()
+    assert_close(graph(ids)[0], model.encode_text(ids[:1])[0])
+    assert graph(ids)[1].isnan().all()
+    with pytest.raises(ValueError, match="no end-of-text id"):
+        model.encode_text(ids)
 
 
 def test_clip_scores_are_scaled_cosines():

@@ -15,11 +15,14 @@ SAMPLE = Path(__file__).parents[2] / "assets" / "sample"
 def results() -> list:
     image = np.random.default_rng(0).integers(0, 255, (80, 100, 3), dtype=np.uint8)
     embedder, speech = multimodal.Embedder("clip-vit-16", compute_type="float32"), SAMPLE / "speech.flac"
+    checkpoint = multimodal.load("clip-vit-16")
     asker = multimodal.Asker(compute_type="float32", max_new_tokens=4)
     return [
         multimodal.Classifier("clip-vit-16", ["a dog", "a cat"], compute_type="float32")([image]),
         embedder.images([image]).tolist(),
         embedder.texts(["a dog"]).tolist(),
+        checkpoint.encode_image(image).tolist(),
+        checkpoint.encode_text("a dog").tolist(),
         multimodal.Captioner(max_new_tokens=4, compute_type="float32")([image]),
         multimodal.Transcriber(compute_type="float32")(speech)["text"],
         multimodal.Transcriber("whisper-mini", compute_type="float32", language="en", vad_filter=True)(speech)["text"],

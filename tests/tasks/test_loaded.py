@@ -4,6 +4,7 @@ import inspect
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 import multimodal
 from multimodal import Answerer, Asker, Captioner, Classifier, Embedder, Generator, Tagger, Transcriber, Translator
-from multimodal.errors import AudioError, DataError, ImageError, MultimodalError, TextError, UsageError
+from multimodal.errors import AudioError, CheckpointError, DataError, ImageError, MultimodalError, TextError, UsageError
 from multimodal.tasks.caption.options import CaptionOptions
 from multimodal.tasks.encode import arguments as typed
 from multimodal.tasks.encode.columns import source_column
@@ -223,6 +224,7 @@ def test_transcripts_of_arrays(made):
     found = dict(one.many(items, keyed=True, in_order=False))
     assert found["tensor"] == found["pair"] == expected
     assert all(isinstance(found[key], AudioError) for key in ("none", "no"))
+    assert one((TONE.numpy(), 16000)) == one((16000, TONE)) == expected
     assert one(TONE.numpy(), sampling_rate=8000)["duration"] == pytest.approx(3, abs=0.01)
 
 
@@ -253,6 +255,8 @@ def test_a_checkpoints_first_steps(models):
         asr.encode_image(RED)
     with pytest.raises(UsageError, match="expected a CLIP"):
         asr.encode_text("a")
+    with pytest.raises(CheckpointError, match=r"^expected a model of kind vit, .* \(got Sequential\)"):
+        Classifier(replace(clip, model=torch.nn.Sequential(clip.model)), ["a"])
     with pytest.raises(UsageError, match=r"images must hold at least one image \(got 0\)"):
         clip.encode_image([])
     context = clip.model.config.text.context

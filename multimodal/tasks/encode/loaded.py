@@ -1,10 +1,12 @@
 """Objects that load a model once and are called many times."""
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from itertools import islice
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 Result = TypeVar("Result")
+Made = TypeVar("Made")
 Model = str | Path | Checkpoint
 OnError = Literal["return", "raise"]
 
@@ -26,8 +29,14 @@ OnError = Literal["return", "raise"]
 class _Keeping(type):
     """Gives a constructor its arguments in a form that repeats: iterators as lists, and copies of containers."""
 
-    def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        return super().__call__(*map(_kept, arguments), **{name: _kept(value) for name, value in named.items()})
+    def __call__(cls: type[Made], *arguments: Any, **named: Any) -> Made:
+        named = {name: _kept(value) for name, value in named.items()}
+        made: Made = type.__call__(cls, *map(_kept, arguments), **named)
+        return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
 
 
 def _kept(value: Any) -> Any:

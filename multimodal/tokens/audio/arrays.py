@@ -23,7 +23,8 @@ from multimodal.tokens.audio.tracks import check_rate
 MOST_CHANNELS = 16  # of an array; a longer axis is time
 LOUDEST = 16.0  # of full scale; integers converted to floats without scaling are far above
 TYPES = ("int16", "int32", "float16", "float32", "float64")
-AudioInput = str | Path | bytes | IO[bytes] | np.ndarray | Tensor | Mapping[str, Any] | tuple[int, np.ndarray]
+_Samples = np.ndarray | Tensor
+AudioInput = str | Path | bytes | IO[bytes] | _Samples | Mapping[str, Any] | tuple[int, _Samples] | tuple[_Samples, int]
 
 
 class Samples(NamedTuple):
