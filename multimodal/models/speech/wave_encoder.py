@@ -39,6 +39,10 @@ class WaveEncoderConfig:
     bands = 0  # takes samples
     chunk = 0  # a frame depends on the whole recording
 
+    def __post_init__(self) -> None:
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            raise ValueError("channels, kernels and strides must be equally many")
+
     @property
     def width(self) -> int:
         return self.stack.block.attention.width
@@ -47,6 +51,14 @@ class WaveEncoderConfig:
     def seconds(self) -> float:
         """Time between states."""
         return prod(self.strides) / RATE
+
+    @property
+    def least(self) -> int:
+        """Samples of one state."""
+        samples = 1
+        for kernel, stride in zip(reversed(self.kernels), reversed(self.strides), strict=True):
+            samples = (samples - 1) * stride + kernel
+        return samples
 
 
 class WaveConvolution(nn.Module):
@@ -106,8 +118,6 @@ class WaveEncoder(nn.Module):
     def __init__(self, config: WaveEncoderConfig):
         super().__init__()
         self.config, sources = config, (1, *config.channels)
-        if not len(config.channels) == len(config.kernels) == len(config.strides):
-            raise ValueError("channels, kernels and strides must be equally many")
         self.stem = nn.ModuleList(WaveConvolution(sources[i], config, i) for i in range(len(config.channels)))
         block = config.stack.block
         self.project_norm = nn.LayerNorm(config.channels[-1], block.norm_eps) if config.project_norm else None
@@ -121,8 +131,10 @@ class WaveEncoder(nn.Module):
     def forward(
         self, features: Float[Tensor, "B F"], lengths: Int[Tensor, "B"], states: list[Tensor] | None = None
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
-        """Encoded frames and their number in each row. Padding has no influence."""
-        x = features[:, None]
+        """Encoded frames and their number in each row. Padding has no influence; shorter audio is zero-padded to one
+        frame."""
+        least = self.config.least
+        x, lengths = F.pad(features, (0, max(0, least - features.shape[1])))[:, None], lengths.clamp(min=least)
         for convolution in self.stem:
             x, lengths = convolution(x, lengths)
         x = x.transpose(1, 2)

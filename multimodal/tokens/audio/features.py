@@ -51,18 +51,15 @@ def normalized_filterbank(
     return made[:, : int(frames.max())].contiguous(), frames
 
 
-LEAST_SAMPLES = 400  # one state of wav2vec 2.0
-
-
 def plain_waves(waves: list[Float[Tensor, "_"]], bands: int = 0) -> tuple[Float[Tensor, "B T"], Int[Tensor, "B"]]:
-    """Samples as they are; audio under 25 ms is zero-padded."""
-    return _padded(waves, LEAST_SAMPLES)
+    """Samples as they are."""
+    return _padded(waves, 1)
 
 
 def normalized_waves(waves: list[Float[Tensor, "_"]], bands: int = 0) -> tuple[Float[Tensor, "B T"], Int[Tensor, "B"]]:
     """Samples of each recording with mean 0 and variance 1, as wav2vec 2.0's `do_normalize`."""
     rows = [(wave - wave.mean()) / (wave.var(correction=0) + 1e-7).sqrt() if len(wave) else wave for wave in waves]
-    return _padded(rows, LEAST_SAMPLES)
+    return _padded(rows, 1)
 
 
 KINDS = {

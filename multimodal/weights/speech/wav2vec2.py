@@ -131,8 +131,11 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     for name, only in {"do_lower_case": False, "replace_word_delimiter_char": " "}.items():
         if stated.get(name, only) != only:
             raise CheckpointError(f"{folder / TOKENIZER}: {name} must be {only!r} (got {stated[name]!r})")
-    named = {name: stated.get(f"{name}_token") for name in ("bos", "eos", "unk", "word_delimiter")}
+    named = {name: stated.get(f"{name}_token") for name in ("bos", "eos", "unk", "pad", "word_delimiter")}
     named = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    if vocab.get(pad := named["pad"] or "<pad>", vocab[blank]) != vocab[blank]:
+        told = f"pad_token {pad!r} must be the blank, {blank!r} by config.json's pad_token_id {vocab[blank]}"
+        raise CheckpointError(f"{folder / TOKENIZER}: {told}")
     space, unknown = named["word_delimiter"] if DELIMITER in stated else "|", named["unk"] or "<unk>"
     if space not in vocab:
         raise CheckpointError(f"{folder / TOKENIZER}: {DELIMITER} must be in {VOCABULARY} (got {space!r})")

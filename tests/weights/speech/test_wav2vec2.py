@@ -1,12 +1,15 @@
 """wav2vec 2.0, HuBERT and WavLM with CTC: parity with transformers, batches, letters, the command."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.conformer import ConformerCTC
 from multimodal.tokens.audio.features import speech_features
 from multimodal.weights.load import families, load
 from tests.helpers.commands import run
@@ -45,6 +48,19 @@ def test_samples_states_and_logits_are_those_of_transformers(name):
             assert max(states, logits) <= 1e-5
             assert (together[row, : counts[row]] - alone[0]).abs().max() <= 1e-5
             assert theirs.logits.argmax(-1).tolist() == [[order[i] for i in ours.ctc_logits(alone).argmax(-1)[0]]]
+
+
+@pytest.mark.parametrize("name", WAV2VEC2)
+def test_short_audio_is_padded_to_one_state(name):
+    config = loaded(name)[1].config
+    encoder = replace(config.encoder, kernels=(20, *config.encoder.kernels[1:]))
+    model = ConformerCTC(replace(config, encoder=encoder))
+    waves = [WAVES[1][:n] for n in (1, encoder.least - 1, encoder.least)]
+    states, _, counts = model.encode(*speech_features("wave", waves, 0))
+    assert counts.tolist() == [1, 1, 1]
+    for wave, row in zip(waves, states, strict=True):
+        padded = F.pad(wave, (0, encoder.least - len(wave)))[None]
+        assert (row - model.encode(padded, torch.tensor([encoder.least]))[0][0]).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", WAV2VEC2)
@@ -243,6 +259,11 @@ def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
         ),
         "adapters": ({"config.json": {"adapter_attn_dim": 16}}, "adapter_attn_dim must be None .got 16"),
         "blank": ({"config.json": {"pad_token_id": 9}}, "must be a whole number below vocab_size 9 .got 9"),
+        "padding": ({"config.json": {"pad_token_id": 5}}, "pad_token '<pad>' must be the blank, 'E' by .*_id 5"),
+        "other padding": (
+            {"tokenizer_config.json": {"pad_token": {"content": "|"}}},
+            "pad_token '.' must be the blank, '<pad>' by",
+        ),
         "layers": ({"config.json": {"num_hidden_layers": 999}}, "layers: 999 in all, more than the"),
         "case": ({"tokenizer_config.json": {"do_lower_case": True}}, "do_lower_case must be False .got True"),
         "blanks": (
