@@ -125,7 +125,7 @@ def start_checkpoint(s: CLIPRun) -> Checkpoint:
         raise UsageError(f"--init {s.init}: was trained with the {known.model.config.loss} loss, not {s.model.loss}")
     image, text = known.model.config.image, known.model.config.text
     if isinstance(image, ViTConfig):
-        own = {"patch": image.patch, "context": text.context}
+        own = {"image": max(image.image), "patch": image.patch, "context": text.context, "vocabulary": text.vocabulary}
         for name, stack in (("", image.stack), ("text_", text.stack)):
             own |= {f"{name}width": stack.block.attention.width, f"{name}layers": stack.layers}
         keep_sizes(s.init, own, s.model, CLIPRun.model)

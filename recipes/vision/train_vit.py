@@ -25,9 +25,11 @@ from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
 from multimodal.errors import at_least, demand
 from multimodal.models.vit import ViT, ViTConfig
+from multimodal.system.options import Rate
 from multimodal.tasks.evaluate.classification import ImageAccuracy
 from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
+from multimodal.train.lora import keep_sizes
 from multimodal.train.objectives.augment_images import ImageAugment, ImageAugmentSettings
 from multimodal.train.objectives.classify import MixImages, SoftTargets, classifier
 from multimodal.weights.folder import Checkpoint
@@ -38,20 +40,20 @@ DATA = Path(__file__).parents[1] / "data"
 
 @dataclass(frozen=True)
 class ViTModelSettings:
-    """Architecture of a new model; with `--init` only `drop_path` applies."""
+    """Architecture of a new model; a model from `--init` has its own."""
 
     image: int = 64  # pixels per side
     patch: int = 8
     width: int = 192
     layers: int = 6
     heads: int = 3
-    drop_path: float = 0.05  # largest probability of skipping a block (Huang et al. 2016)
+    # largest probability of skipping a block (Huang et al. 2016): by default 0.05, with --init as it has it
+    drop_path: Rate | None = None
 
     def __post_init__(self):
         at_least(1, self, "image", "patch", "width", "layers", "heads")
         demand("image", self.image, self.image % self.patch == 0, f"a multiple of --patch {self.patch}")
         demand("width", self.width, self.width % self.heads == 0, f"a multiple of --heads {self.heads}")
-        demand("drop_path", self.drop_path, 0 <= self.drop_path < 1, "0 to under 1")
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,15 @@ def begin(s: ViTRun, labels: tuple[str, ...]) -> Checkpoint:
     torch.manual_seed(s.loop.seed)
     if s.init is not None:
         known = load(s.init)
-        return Checkpoint(classifier(known, labels, s.model.drop_path), preprocessing=known.preprocessing)
+        made = classifier(known, labels, s.model.drop_path)
+        stack = made.config.stack
+        own = {"image": max(made.config.image), "patch": made.config.patch, "layers": stack.layers}
+        own |= {"width": stack.block.attention.width, "heads": stack.block.attention.heads}
+        keep_sizes(s.init, own, s.model, ViTRun.model)
+        return Checkpoint(made, preprocessing=known.preprocessing)
     m = s.model
-    stack = transformer(m.width, m.layers, m.heads, 4 * m.width, drop_path=m.drop_path)
+    drop_path = 0.05 if m.drop_path is None else m.drop_path
+    stack = transformer(m.width, m.layers, m.heads, 4 * m.width, drop_path=drop_path)
     config = ViTConfig((m.image, m.image), m.patch, stack, pool="mean", class_token=False, classes=len(labels))
     record = Preprocessing(config.image, "shortest", "bilinear", IMAGENET_MEAN, IMAGENET_STD, 0, 1.0)
     return Checkpoint(ViT(config), preprocessing=record)

@@ -103,7 +103,11 @@ def test_images_in_use_may_be_larger_than_in_training(recipe, squares, tmp_path)
     with pytest.raises(UsageError, match="--test_image 40: expected a multiple of the patch of 16"):
         recipe.main(dataclasses.replace(s, test_image=40))
     # the model then trains at their size
-    recipe.main(settings(recipe, squares, tmp_path / "again", {"steps": 1}, init=str(tmp_path / "model")))
+    init = str(tmp_path / "model")
+    recipe.main(settings(recipe, squares, tmp_path / "again", {"steps": 1}, {"image": 48}, init=init))
+    for sizes in ({"image": 32}, {"image": 48, "vocabulary": 301}):
+        with pytest.raises(UsageError, match=r"(image 32: .* has 48|vocabulary 301: .* has 300), which it keeps"):
+            recipe.main(settings(recipe, squares, tmp_path / "other", {"steps": 1}, sizes, init=init))
     assert load_folder(tmp_path / "again" / "model").preprocessing.size == (48, 48)
 
 

@@ -101,6 +101,8 @@ def test_a_resumed_run_equals_an_unbroken_one_with_all_augmentation(recipe, squa
     run(recipe, squares, tmp_path, *options, "--resume", "--workers", "1")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
     assert losses(tmp_path)[-3:] == first[-3:]
+    run(recipe, squares, tmp_path / "further", "--steps", "1", "--init", str(tmp_path / "out"))
+    assert load_folder(tmp_path / "further" / "out").model.config.stack.drop_path == 0.3
 
 
 def batches(source, settings: ImageAugmentSettings, count: int = 3, batch: int = 7) -> list:
@@ -230,6 +232,7 @@ def test_broken_validation_images_are_left_out(recipe, squares, tmp_path, caplog
     ({"--val": "{other}"}, "other: class 'odd' is not among the model's 4 classes"),
     ({"--randaugment": "rand-q9"}, "--randaugment rand-q9: timm does not know it"),
     ({"--init": "asr-conformer-en"}, "asr-conformer-en: expected a ViT or a CLIP with one, got joint_conformer"),
+    ({"--init": "clip-vit-16", "--image": "32"}, "--image 32: clip-vit-16 has 96, which it keeps"),
     ({"--classes": "{flat}/none.jsonl"}, "none.jsonl: cannot be read (No such file or directory)"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_named_in_one_line(recipe, squares, tmp_path, last_line, change, message):

@@ -97,9 +97,9 @@ class SoftTargets(Summed):
         return {"loss": len(batch.targets)}
 
 
-def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0) -> ViT:
+def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float | None = 0.0) -> ViT:
     """Copy the ViT of a checkpoint, or the image tower of a CLIP, with a head for `labels`: its own if the card has the
-    same labels in the same order, else a new one of zeros.
+    same labels in the same order, else a new one of zeros. `drop_path` None: as the checkpoint has it.
 
     Raises CheckpointError for another model, or one without pooling."""
     model = start.model.image if isinstance(start.model, CLIP) else start.model
@@ -111,7 +111,7 @@ def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float = 0.0)
     if start.preprocessing is None:
         raise CheckpointError(f"{start.source}: checkpoint has no preprocessing")
     keep = model.head is not None and start.card.get("labels") == list(labels)
-    stack = replace(model.config.stack, drop_path=drop_path)
+    stack = model.config.stack if drop_path is None else replace(model.config.stack, drop_path=drop_path)
     bias = model.config.head_bias if keep else True
     made = ViT(replace(model.config, stack=stack, classes=len(labels), head_bias=bias))
     own = {
