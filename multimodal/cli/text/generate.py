@@ -76,7 +76,7 @@ def check(p: Parser, options: Namespace) -> None:
 
 def run(options: Namespace) -> int:
     from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
-    from multimodal.tasks.text import choices as generate_choices
+    from multimodal.tasks.text.choices import checked_choices
     from multimodal.tasks.text.examples import STOP, read_examples
     from multimodal.tasks.text.generate import TextWriter, prepared
 
@@ -84,7 +84,7 @@ def run(options: Namespace) -> int:
     examples = read_examples(options.examples, "--examples") if options.examples is not None else []
     if examples:
         chosen["stop"] = [*chosen.get("stop", ()), STOP]
-    choices = generate_choices.checked(options.choices) if options.choices else None
+    choices = checked_choices(options.choices) if options.choices else None
     PromptOptions(**chosen)  # refuses bad values before the model is loaded
     lines = (
         [("prompt", options.prompt)] if options.prompt is not None else list(text_lines(options.texts, options.file))
