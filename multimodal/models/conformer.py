@@ -49,6 +49,16 @@ class ConformerEncoderConfig:
     input_scale: float = 1.0
     features: str = "fixed"
 
+    def __post_init__(self) -> None:
+        if self.chunk and (not self.block.conv_causal or self.block.conv_norm == "group"):
+            raise ValueError(f"chunk {self.chunk} needs conv_causal and a conv_norm other than group")
+        if self.chunk and self.near != (-1, -1):
+            raise ValueError(f"near {self.near} and chunk {self.chunk}: expected one of them")
+        if self.left and not self.chunk:
+            raise ValueError(f"left {self.left} needs a chunk")
+        if self.dynamic and not self.chunk:
+            raise ValueError("dynamic needs a chunk")
+
     @property
     def seconds(self) -> float:
         """Time between states."""
@@ -70,14 +80,6 @@ class ConformerEncoder(nn.Module):
         super().__init__()
         self.config, self.checkpointing = config, False  # recompute activations in backward
         self.chunked = config.chunk > 0 and not config.dynamic  # whether an input given whole is seen in chunks
-        if config.chunk and (not config.block.conv_causal or config.block.conv_norm == "group"):
-            raise ValueError(f"chunk {config.chunk} needs conv_causal and a conv_norm other than group")
-        if config.chunk and config.near != (-1, -1):
-            raise ValueError(f"near {config.near} and chunk {config.chunk}: expected one of them")
-        if config.left and not config.chunk:
-            raise ValueError(f"left {config.left} needs a chunk")
-        if config.dynamic and not config.chunk:
-            raise ValueError("dynamic needs a chunk")
         sizes = config.bands, config.width, config.subsample, config.channels
         self.stem = Subsample(*sizes) if config.subsample > 1 else None
         self.drop = nn.Dropout(config.block.dropout)

@@ -6,7 +6,8 @@ import pytest
 
 from multimodal.data.datasets.annotated.choices import ChoiceQuestions, read_choices
 from multimodal.data.datasets.annotated.questions import QuestionWindows, read_questions
-from multimodal.data.datasets.annotated.tagged import IGNORED, TaggedTexts, read_tagged, tags_of
+from multimodal.data.datasets.annotated.tagged import TaggedTexts, read_tagged, tags_of
+from multimodal.data.datasets.text import IGNORED
 from multimodal.errors import DataError, TextError
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 

@@ -18,6 +18,7 @@ from multimodal.data.datasets.speech_windows import (
     read_clips,
     trimmed,
 )
+from multimodal.data.datasets.text import IGNORED
 from multimodal.data.loader import Loader, generator
 from multimodal.errors import CheckpointError, DataError, UsageError
 from multimodal.tasks.evaluate.speech.whisper_windows import evaluate_noise, evaluate_windows
@@ -26,7 +27,6 @@ from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
 from multimodal.train.objectives.multitask import (
-    UNSCORED,
     PrepareWindow,
     TextSegment,
     collate,
@@ -184,8 +184,8 @@ def test_previous_text_is_heard_but_not_scored(clips, tokenizer):
     assert batch.source.tolist() == [0, 0, 1]
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
         start = ids.index(tokenizer.sot)
-        assert targets[:start] == [UNSCORED] * start
-        scored = [t for t in targets if t != UNSCORED]
+        assert targets[:start] == [IGNORED] * start
+        scored = [t for t in targets if t != IGNORED]
         assert scored[:-1] == ids[start + 1 : start + len(scored)]
         assert scored[-1] == tokenizer.eot
         assert tokenizer.decode(scored).strip() in {

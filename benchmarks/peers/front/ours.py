@@ -9,7 +9,7 @@ import torch
 
 from multimodal.data.datasets.images import square
 from multimodal.data.sources import Sample
-from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, read_clips, survey
+from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, clip_waves, survey
 from multimodal.tasks.transcribe.segmentation import LevelMeter
 from multimodal.tokens.audio.log_mel import RATE, filterbank
 from multimodal.tokens.audio.reading import stream_audio
@@ -86,6 +86,6 @@ def conformer(folder: Path, device: str, file: str, **_: Any) -> Run:
         source = AudioSource(folder / file, quiet=True)
         found = survey(source, push=LevelMeter().push)
         pieces = [(start, start + 15 * RATE) for start in range(0, found.samples, 15 * RATE)]
-        return [float(filterbank(wave, 80)[0, 0]) for _, wave in read_clips(source, pieces)]
+        return [float(filterbank(wave, 80)[0, 0]) for _, wave in clip_waves(source, pieces)]
 
     return run

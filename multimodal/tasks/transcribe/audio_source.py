@@ -313,7 +313,7 @@ class MelReader:
         return log10_mel(padded, self.bands)
 
 
-def read_clips(source: AudioSource, clips: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Float[Tensor, "_"]]]:
+def clip_waves(source: AudioSource, clips: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Float[Tensor, "_"]]]:
     """Yield (first sample, samples) of each clip [start, stop) in one pass, for clips with ascending starts.
 
     A clip that extends beyond the recording is shortened, one that begins after it is dropped."""

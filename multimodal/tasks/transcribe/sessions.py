@@ -10,7 +10,7 @@ from torch import Tensor
 from multimodal.errors import UsageError
 from multimodal.models.speech.canary import Canary
 from multimodal.system.journal import JournalPart
-from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, MelReader, read_clips, survey
+from multimodal.tasks.transcribe.audio_source import AudioSource, AudioSurvey, MelReader, clip_waves, survey
 from multimodal.tasks.transcribe.conformer import windows
 from multimodal.tasks.transcribe.conformer.decode import decode_windows, with_language_model
 from multimodal.tasks.transcribe.conformer.text_decoder import ENGLISH
@@ -196,7 +196,7 @@ def _open_conformer(
     _, powers = meter.levels()
     clips, skipped = plan(options, content, meter.speech(options, samples, longest))
     parts = [part for clip in clips for part in cut(powers, *clip, longest)]
-    waves = read_clips(source, [(start * HOP, min(stop * HOP, samples)) for start, stop in parts])
+    waves = clip_waves(source, [(start * HOP, min(stop * HOP, samples)) for start, stop in parts])
     streams = (
         journalled(windows.stream(start, wave, checkpoint, options, source.name), journal.part(start))
         for start, wave in waves

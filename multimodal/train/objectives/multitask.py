@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from multimodal.data.batching import Pinnable, pad_rows, pad_text, stacked_batch
 from multimodal.data.datasets.speech_windows import NOISES, WindowFrames, noise
+from multimodal.data.datasets.text import IGNORED
 from multimodal.models.whisper import Whisper
 from multimodal.tokens.audio.log_mel import HOP, log_mel, spec_augment
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -25,7 +26,6 @@ from multimodal.train.losses import ctc_loss
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.language import loss_of_states
 
-UNSCORED = -100
 STEP = 2  # mel frames a time token
 MOST_PREVIOUS = 24  # tokens kept of the previous text
 
@@ -195,7 +195,7 @@ def augment(mel: Float[Tensor, "M F"], chance: torch.Generator) -> Float[Tensor,
 def collate(windows: list[TrainingWindow]) -> MultitaskBatch:
     rows = [(row, at) for at, window in enumerate(windows) for row in window.rows]
     ids = pad_rows([(row.read or row.ids)[:-1] for row, _ in rows])
-    targets = pad_rows([[UNSCORED] * (row.scored - 1) + row.ids[row.scored :] for row, _ in rows], UNSCORED)
+    targets = pad_rows([[IGNORED] * (row.scored - 1) + row.ids[row.scored :] for row, _ in rows], IGNORED)
     letters = pad_text([window.letters for window in windows], multiple=1)
     source = torch.tensor([at for _, at in rows])
     return MultitaskBatch(
@@ -222,7 +222,7 @@ class Multitask(Summed):
         self.smoothing = smoothing
 
     def counts(self, batch: MultitaskBatch) -> dict[str, int | Tensor]:
-        return {"text": (batch.targets != UNSCORED).sum(), "ctc": sum(batch.letter_counts)}
+        return {"text": (batch.targets != IGNORED).sum(), "ctc": sum(batch.letter_counts)}
 
     def forward(self, batch: MultitaskBatch) -> dict[str, Tensor]:
         speech = self.model.speech

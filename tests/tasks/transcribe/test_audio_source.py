@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.tasks.transcribe import audio_source
-from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, read_clips, survey
+from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, clip_waves, survey
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
 from tests.helpers.data.audio_files import chirp, wav
@@ -111,7 +111,7 @@ def test_clips_in_one_pass():
     read = recording.chunks
     recording.chunks = lambda: passes.append(1) or read()
     clips = [(0, 100), (50, 40 * RATE), (40 * RATE, 40 * RATE + 5), (95 * RATE, 105 * RATE), (101 * RATE, 102 * RATE)]
-    found = list(read_clips(recording, clips))
+    found = list(clip_waves(recording, clips))
     assert [first for first, _ in found] == [0, 50, 40 * RATE, 95 * RATE]
     for (start, stop), (_, part) in zip(clips, found, strict=False):
         assert torch.equal(part, wave[start:stop])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from multimodal.data.batching import PaddedText, pad_rows, pad_text
 from multimodal.data.datasets.annotated.rows import json_rows, not_empty
+from multimodal.data.datasets.text import IGNORED
 from multimodal.data.examples import SizedExamples
 from multimodal.data.manifests import is_json, read_text
 from multimodal.errors import DataError
@@ -20,7 +21,6 @@ from multimodal.tokens.text.pieces import overlapping
 from multimodal.tokens.text.tokenizer import Piece, Tokenizer
 
 OUTSIDE = "O"
-IGNORED = -100  # target of a token that no loss is taken of
 DOCUMENT = "-DOCSTART-"  # CoNLL's mark between documents
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from multimodal.data.datasets.annotated.choices import ChoiceBatch
 from multimodal.data.datasets.annotated.questions import AnswerBatch
-from multimodal.data.datasets.annotated.tagged import IGNORED, TagBatch
+from multimodal.data.datasets.annotated.tagged import TagBatch
 from multimodal.data.datasets.labelled_texts import ClassBatch, LabelledText
+from multimodal.data.datasets.text import IGNORED
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
