@@ -36,6 +36,8 @@ FORMS = {
     "datasets": lambda: ({"path": "a.wav", "array": STEREO, "sampling_rate": 44100}, None),
     "undecoded": lambda: ({"path": None, "bytes": FILE}, None),
     "file": lambda: (io.BytesIO(FILE), None),
+    "bytearray": lambda: (bytearray(FILE), None),
+    "memoryview": lambda: ({"bytes": memoryview(FILE)}, None),
 }
 
 
@@ -112,6 +114,7 @@ def test_refused_in_one_line(name):
     [
         ("a.wav", 16000, "sampling_rate 16000: only for arrays"),
         ((8000, np.zeros(900)), 16000, "sampling_rate 16000: the audio has its own rate, 8000"),
+        (("16000", np.zeros(900)), None, r"sampling_rate: .* \(got '16000'\)"),
         (np.zeros(900), 10, "sampling_rate: must be a whole number from 1,000"),
         ((16000.5, np.zeros(900)), None, r"sampling_rate: .* \(got 16000.5\)"),
         ([0.0, 0.1], 16000, "<list>: expected a path, bytes"),  # the list is the fault, not the rate

@@ -79,6 +79,8 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
         source, sampling_rate = _of_mapping(source, sampling_rate)
     elif isinstance(source, tuple):
         source, sampling_rate = _of_tuple(source, sampling_rate)
+    if isinstance(source, bytearray | memoryview):
+        source = bytes(source)
     if isinstance(source, np.ndarray | Tensor):
         rate: Any = SAMPLE_RATE if sampling_rate is None else sampling_rate
         rate = int(rate) if isinstance(rate, float | np.floating) and rate.is_integer() else rate

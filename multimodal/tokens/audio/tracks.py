@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from multimodal.errors import AudioError, UsageError
 from multimodal.tokens.demux import demuxed
@@ -70,8 +71,9 @@ def check_plausible(name: str, rate: int, channels: int = 1) -> None:
         raise AudioError(f"{name}: {channels} channels, expected 1 to {MOST_CHANNELS}")
 
 
-def check_rate(argument: str, rate: float) -> None:
+def check_rate(argument: str, rate: Any) -> None:
     """Raise UsageError for an implausible `rate` argument."""
     low, high = RATES
     if not isinstance(rate, Integral) or not low <= rate <= high:
-        raise UsageError(f"{argument}: must be a whole number from {low:,} to {high:,} Hz (got {rate})")
+        got = repr(rate) if isinstance(rate, str) else rate
+        raise UsageError(f"{argument}: must be a whole number from {low:,} to {high:,} Hz (got {got})")
