@@ -373,7 +373,20 @@ class Series(list):
         return np.array(list(self), object)
 
 
-@pytest.mark.parametrize("kind", [list, Series])
+class Arrow:
+    """As pyarrow's array, or polars' series: without `ndim`, iterating over no strings."""
+
+    def __init__(self, values: list[Any]):
+        self.to_pylist = values.copy
+
+    def __len__(self) -> int:
+        return len(self.to_pylist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.to_pylist(), object)
+
+
+@pytest.mark.parametrize("kind", [list, Series, Arrow])
 def test_columns_may_be_lists_and_series(made, tmp_path, kind):
     classifier, path, spoken = made["classifier"][0], tmp_path / "a.png", made["transcriber"][0]
     path.write_bytes(image_bytes(RED))

@@ -21,8 +21,9 @@ def is_columns(batch: Any) -> TypeGuard[Columns]:
 
 
 def _is_column(values: Any) -> bool:
-    """True for lists, arrays and pandas' series."""
-    return isinstance(values, list | tuple) or getattr(values, "ndim", 0) > 0
+    """True for lists, arrays (also pyarrow's), and the series of pandas and polars."""
+    dimensions = hasattr(values, "__array__") and hasattr(values, "__len__")
+    return isinstance(values, list | tuple) or getattr(values, "ndim", dimensions) > 0
 
 
 def source_column(batch: Any, made: Iterable[str]) -> tuple[str, list[Any], dict[str, np.ndarray]]:
@@ -44,7 +45,8 @@ def source_column(batch: Any, made: Iterable[str]) -> tuple[str, list[Any], dict
     kept = {name: _array(values) for name, values in batch.items() if name not in MEDIA}
     if both := [one for one in made if one in kept]:
         raise UsageError(f"columns named like a result must be renamed (got {', '.join(both)})", argument="batch")
-    return name, [value.item() if isinstance(value, np.generic) else value for value in batch[name]], kept
+    values = batch[name].to_pylist() if hasattr(batch[name], "to_pylist") else batch[name]
+    return name, [value.item() if isinstance(value, np.generic) else value for value in values], kept
 
 
 def _array(values: Any) -> np.ndarray:

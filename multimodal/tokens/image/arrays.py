@@ -4,6 +4,7 @@ A uint8 array gives the same image as a PNG file that holds it. A shape or type 
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,11 +22,13 @@ ImageInput = str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor
 
 
 def as_image(source: Any) -> Image.Image:
-    """Read a path, bytes or a binary file object; convert an array; return a PIL image as it is. All have the limits
-    of `ImageLimits`.
+    """Read a path, bytes or a binary file object, or those of {"bytes", "path"}, as Hugging Face's datasets give;
+    convert an array; return a PIL image as it is. All have the limits of `ImageLimits`.
 
     Arrays are [H W], [H W 3] or [H W 4], tensors [3 H W], [1 H W], [4 H W] or [H W]; channels are RGB or RGBA. Values:
     uint8, uint16 (65535 is white), or floats in [0, 1]. Raises ImageError."""
+    if isinstance(source, Mapping):
+        source = next((source[name] for name in ("bytes", "path") if source.get(name) is not None), source)
     if isinstance(source, Image.Image):
         check_size(source.size, ImageLimits(), f"<{type(source).__name__}>")
         return source

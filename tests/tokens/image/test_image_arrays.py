@@ -29,6 +29,7 @@ def png(array: np.ndarray) -> bytes:
 
 FORMS = {
     "bytes": png,
+    "row": lambda array: {"bytes": png(array), "path": None},
     "file": lambda array: io.BytesIO(png(array)),
     "image": Image.fromarray,
     "array": lambda array: array,
