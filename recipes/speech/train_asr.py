@@ -145,8 +145,8 @@ def rechunked(known: Checkpoint, m: RecogniserModelSettings) -> Checkpoint:
     """The same weights with other chunks. Convolutions that saw later frames keep the weights of the earlier ones."""
     config = known.model.config
     block = replace(config.encoder.block, conv_causal=True)
-    encoder = replace(config.encoder, block=block, chunk=m.chunk, left=m.left, dynamic=m.dynamic)
     try:
+        encoder = replace(config.encoder, block=block, chunk=m.chunk, left=m.left, dynamic=m.dynamic)
         model = ConformerCTC(replace(config, encoder=encoder))
     except ValueError as error:  # such as a norm over all frames
         raise UsageError(f"--chunk {m.chunk}: {known.source} cannot have chunks: {error}") from None
