@@ -19,6 +19,7 @@ from typing import NamedTuple
 from multimodal.data.remote.copies import Opening, kept
 from multimodal.data.remote.trust import is_remote
 from multimodal.errors import DataError, one_line
+from multimodal.system.tars import Header
 from multimodal.tokens.audio.reading import SUFFIXES as SOUNDS
 from multimodal.tokens.image.reading import SUFFIXES as IMAGES
 
@@ -92,15 +93,15 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
     return kept(str(path), identity, cache, lambda: Opening(lambda: gzip.open(path)))
 
 
-def shots(path: Path) -> Iterator[ShardSample]:
+def shots(path: Path, name: str) -> Iterator[ShardSample]:
     """Yield the samples of a tar in order, grouped as by webdataset: neighbours whose names agree up to the first dot
     of the base name. A truncated or damaged shard yields a last, broken sample for what is lost. Raises DataError for a
-    file that is not a tar."""
+    file that is not a tar; `name`: of the shard in errors."""
     from webdataset.tariterators import base_plus_ext
 
     held: ShardSample | None = None
     try:
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(path, "r:", tarinfo=Header) as tar:
             for member in _members(tar):
                 if isinstance(member, str):
                     if held:
@@ -116,7 +117,7 @@ def shots(path: Path) -> Iterator[ShardSample]:
                     held = ShardSample(key, {}, {})
                 held = _with(held, ending.lower(), ShardMember(member.name, member.offset_data, member.size), tar)
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise DataError(f"{path}: not a readable tar ({one_line(error)})") from None
+        raise DataError(f"{name}: not a readable tar ({one_line(error)})") from None
     if held:
         yield held
 
@@ -160,7 +161,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo | str]:
             return
         if member is None:
             break
-        if member.offset_data + member.size > size:
+        if member.offset_data + member.size > size and not member.issparse():
             yield f"the shard ends early, the rest is lost (at byte {size}, inside {member.name})"
             return
         yield member

@@ -169,8 +169,8 @@ class TarRows(PackedRows):
         self.where, self.trust, self.cache, self.folders = where, None, cache, []
         self.parts, self.shards, self._handles = list(parts), [str(file) for file in files], OpenFiles()
         kind = [columns.text_column, columns.label_column]
-        index = lambda file: shard_index(file, [*kind, ROWS], partial(_packed_shard, file, columns), cache)
-        self._indexes = list(map(index, files))
+        index = lambda file, part: shard_index(file, [*kind, ROWS], partial(_packed_shard, file, part, columns), cache)
+        self._indexes = list(map(index, files, parts))
         self._starts = [0, *accumulate(map(len, self._indexes))]
         facts = [index.facts for index in self._indexes]
         self._lacks = [any(one[name] for one in facts) for name in ("labelled", "texted")]
@@ -350,11 +350,11 @@ def _list_row(line: Line, base: str, columns: ListColumns, trust: Trust) -> Sour
     return SourceRow(media, media, label, texts, values, fault, line.number)
 
 
-def _packed_shard(file: Path, columns: ListColumns) -> tuple[dict[str, Any], list[bytes]]:
-    """Return facts of a shard's rows and the rows, packed. `usable`: whether rows without a fault have a label and a
-    text, each kind once."""
+def _packed_shard(file: Path, part: str, columns: ListColumns) -> tuple[dict[str, Any], list[bytes]]:
+    """Return facts of the rows of a shard `part` and the rows, packed. `usable`: whether rows without a fault have a
+    label and a text, each kind once."""
     labels, usable, texted, rows = set[str](), set[tuple[bool, bool]](), False, []
-    for row in (_shot_row(shot, columns) for shot in shots(file)):
+    for row in (_shot_row(shot, columns) for shot in shots(file, part)):
         labels |= {row.label} if row.label is not None else set()
         texted |= bool(row.texts)
         if not row.fault:

@@ -28,7 +28,7 @@ def kept(monkeypatch, tmp_path):
     monkeypatch.setattr(shard_index, "LEAST", 1)
     monkeypatch.setenv("MULTIMODAL_CACHE", str(tmp_path / "cache"))
     reads, real = [], sources.shots
-    monkeypatch.setattr(sources, "shots", lambda path: reads.append(path) or real(path))
+    monkeypatch.setattr(sources, "shots", lambda path, name: reads.append(path) or real(path, name))
     return reads
 
 

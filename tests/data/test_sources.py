@@ -236,7 +236,10 @@ def test_compressed_tars_are_unpacked_once(tmp_path):
     source = open_source(packed, cache=tmp_path / "cache")
     assert [red(source.read(key).media) for key in range(12)] == list(VALUES)
     assert source.name(3) == f"{packed}!013.png"
-    packed.write_bytes(packed.read_bytes()[:-200])
+    packed.write_bytes(gzip.compress(b"no tar" * 200))
+    with pytest.raises(DataError, match=rf"^{packed}: not a readable tar"):
+        open_source(packed, cache=tmp_path / "cache")
+    packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"b.tar.gz: cannot be copied"):
         open_source(packed, cache=tmp_path / "cache")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError, one_line
 from multimodal.system import memory
 from multimodal.system.files import shown
+from multimodal.system.tars import Header
 from multimodal.weights.files.archives import read_member
 
 CONFIG, WEIGHTS, TOKENIZER = "model_config.yaml", "model_weights.ckpt", "tokenizer.model"
@@ -22,7 +23,7 @@ def read_nemo(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     their names as `tokenizer_files`. Raises CheckpointError."""
     memory.require(path.stat().st_size, path)
     try:
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(path, "r:", tarinfo=Header) as archive:
             members = _members(archive, path)
             config = _config(archive, members, path)
             files = {name: _small(archive, one, path) for name, one in members.items() if name.endswith(TOKENIZER)}
@@ -48,7 +49,7 @@ def _members(archive: tarfile.TarFile, path: Path) -> dict[str, tarfile.TarInfo]
             raise CheckpointError(f"{path}: holds more than {MOST_MEMBERS} files")
         if member.isdir() and name in ("", "."):
             continue
-        if not member.isreg():
+        if not member.isreg() or member.issparse():
             raise CheckpointError(f"{path}: {shown(name)} is no plain file")
         if Path(name).name != name:
             raise CheckpointError(f"{path}: {shown(name)} lies outside the archive's top folder")

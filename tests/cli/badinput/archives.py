@@ -1,8 +1,10 @@
 """Weight files that would run code, reach outside their folder, or claim more data than they hold."""
 
+import io
 import json
 import os
 import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +37,14 @@ def sparse() -> None:
     wrong = torch.ones(2).to_sparse()
     wrong._indices()[0, 0] = 10**9
     torch.save({"weight": wrong}, "x.pt")
+
+
+def sparse_nemo() -> None:
+    member = tarfile.TarInfo("model_config.yaml")
+    member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    member.size = 512
+    with tarfile.open("x.nemo", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(bytes(512)))
 
 
 def header(content: object, size: int | None = None, file: str = "x.safetensors") -> None:
@@ -106,6 +116,7 @@ ROWS = [
     convert("pickle in a tar", lambda: hostile.hostile_tar("x.ckpt"), "names posix.system", "x.ckpt"),
     convert("pickle in a packed tar", lambda: hostile.hostile_tar("x.pt", "w:gz"), "a gzip archive"),
     convert("pickle in a .nemo", lambda: hostile.hostile_tar("x.nemo"), "names posix.system", "x.nemo"),
+    convert("sparse file in a .nemo", sparse_nemo, "'model_config.yaml' is no plain file", "x.nemo"),
     convert("sparse tensor with a wild index", sparse, "_rebuild_sparse_tensor; only dense tensors"),
     convert("archive longer than memory", huge_archive, "needs 2.2 TB of memory"),
     convert("truncated archive", lambda: hostile.cut("x.pt", 0.7), "a damaged file"),
