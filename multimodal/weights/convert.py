@@ -5,6 +5,7 @@ from pathlib import Path
 
 from multimodal.errors import UsageError
 from multimodal.system import memory
+from multimodal.system.files import path_of
 from multimodal.system.outputs import write_output
 from multimodal.weights.conventions import with_preprocessing
 from multimodal.weights.files.store_options import Store
@@ -14,8 +15,8 @@ from multimodal.weights.load import families, open_checkpoint
 
 
 def convert(
-    source: Path | str, target: Path, architecture: str | None = None, to: str | None = None,
-    config: Path | None = None, store: Store = "float32", preprocessing: str | Path | None = None,
+    source: Path | str, target: Path | str, architecture: str | None = None, to: str | None = None,
+    config: Path | str | None = None, store: Store = "float32", preprocessing: str | Path | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Write `source` as a checkpoint folder, or with `to` as a .safetensors file under that family's names.
 
@@ -23,6 +24,8 @@ def convert(
     sharded or not. They are read as data; nothing in them is executed. `config`: a foreign configuration file, in place
     of the one beside the weights. `store`: number type of the weights, int8 for a folder alone. `preprocessing`: as in
     `load`, for the folder. Raises CheckpointError, UsageError; a `target` that exists is refused."""
+    target = path_of(target, UsageError, "target")
+    config = None if config is None else path_of(config, UsageError, "config")
     if os.path.lexists(target):
         raise UsageError(f"{target}: already exists, and convert overwrites nothing; name a new path")
     with memory.naming(source):

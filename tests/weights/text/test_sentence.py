@@ -198,7 +198,7 @@ def test_dense_modules_and_prompts_of_a_folder(bert, tmp_path):
     (folder / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"2_Dense.pytorch_model\.bin: pickled weights; run multimodal convert "):
         load(folder)
-    convert(folder, tmp_path / "converted")
+    convert(folder, str(tmp_path / "converted"))
     assert (embed(["sea"], load(tmp_path / "converted"))[0] - expected[0]).abs().max() < 1e-5
     with pytest.raises(UsageError, match=r"'passage': model .* has no such prompt; it has query, document"):
         embed(["sea"], checkpoint, prompt="passage")
