@@ -1,7 +1,6 @@
 """The models of a server: each loaded once, with the tasks that it can do and a thread of its own."""
 
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -139,9 +138,6 @@ class Models:
                                argument="model")  # fmt: skip
         return found
 
-    def lanes(self) -> Iterable[Lane]:
-        return [one.lane for one in self.served.values()]
-
     def stop(self) -> None:
-        for lane in self.lanes():
-            lane.stop()
+        for one in self.served.values():
+            one.lane.stop()

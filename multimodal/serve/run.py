@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.context import SpawnProcess
 from time import monotonic, sleep
@@ -92,20 +93,10 @@ def listening(options: ServeOptions) -> socket.socket:
     return made
 
 
-class Application:
-    """Makes the application in a worker process."""
-
-    def __init__(self, options: ServeOptions):
-        self.options = options
-
-    def __call__(self) -> Any:
-        return create(self.options)
-
-
 def configuration(options: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
-        Application(options), factory=True, lifespan="on", log_level="warning", access_log=False, server_header=False,
-        timeout_keep_alive=15, h11_max_incomplete_event_size=MOST_HEADERS, http=HttpProtocol,
+        partial(create, options), factory=True, lifespan="on", log_level="warning", access_log=False,
+        server_header=False, timeout_keep_alive=15, h11_max_incomplete_event_size=MOST_HEADERS, http=HttpProtocol,
         ws_max_size=16 << 20, proxy_headers=False,
     )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Jobs of images: classification and search."""
 
-import base64
 import io
 import itertools
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from multimodal.tasks.classify.classify import Classifier
 from multimodal.tasks.encode.loaded import device_of
 from multimodal.tasks.figures import overlay
 from multimodal.tasks.inspect.heatmap import check_model, relevance
+from multimodal.tasks.report.page import data_uri
 from multimodal.tasks.retrieve.gallery import still
 from multimodal.tasks.retrieve.index import Index, model_for, open_index, query_vectors
 from multimodal.tokens.image.preprocessing import preprocess
@@ -107,7 +107,7 @@ def jpeg_url(image: Image.Image, most: int) -> str:
     image.thumbnail((most, most))
     made = io.BytesIO()
     image.save(made, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(made.getvalue()).decode()}"
+    return data_uri(made.getvalue(), "image/jpeg")
 
 
 class SearchedIndex:

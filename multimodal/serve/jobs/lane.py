@@ -74,9 +74,6 @@ class _Started:
     def __init__(self, job: Job, stream: Stream):
         self.job, self.stream, self.work, self.since = job, stream, None, 0
 
-    def close(self) -> None:
-        self.stream.close()
-
 
 class Lane:
     """Thread that runs the jobs of one model. At most `width` streams run at once, taken from the jobs in turn, so that
@@ -249,7 +246,7 @@ class Lane:
             log.error("%s: %s", self.name, error, exc_info=error)
         for one in [one for one in self.running if one.job is job]:
             self.running.remove(one)
-            one.close()
+            one.stream.close()
         self._close(job)
         job.future.set_exception(error)
 

@@ -130,21 +130,13 @@ def cached() -> list[Cached]:
 
 def delete(name: str) -> Cached:
     """Delete a model from the hub's cache. Raises UsageError if it is not there."""
-    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub import constants
 
     repository = (repository_of(name) or (name, ""))[0]
     there = {item.repository: item for item in cached()}
     if repository not in there:
         raise UsageError(f"{name[:80]}: not in the cache ({', '.join(there) or 'which is empty'})")
-    scan = scan_cache_dir()
-    revisions = [
-        revision.commit_hash
-        for repo in scan.repos
-        if (repo.repo_type, repo.repo_id) == ("model", repository)
-        for revision in repo.revisions
-    ]
-    scan.delete_revisions(*revisions).execute()
-    shutil.rmtree(_folder(repository, constants.HF_HUB_CACHE), ignore_errors=True)  # what a stop has left
+    shutil.rmtree(_folder(repository, constants.HF_HUB_CACHE), ignore_errors=True)
     return there[repository]
 
 
@@ -154,6 +146,7 @@ def _listing(repository: str, revision: str) -> tuple[dict[str, Any], str, Excep
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
+        HFValidationError,
         HTTPError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -165,9 +158,11 @@ def _listing(repository: str, revision: str) -> tuple[dict[str, Any], str, Excep
         if not GIT.fullmatch(commit):
             raise CheckpointError(f"{HUB}{repository}: expected a commit of 40 hex digits, the hub says {commit!r:.80}")
         return _by_path(api.list_repo_tree(repository, recursive=True, revision=commit)), commit, None
-    except (RepositoryNotFoundError, RevisionNotFoundError):
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
         raise
-    except (HTTPError, ConnectionError) as error:
+    except (HTTPError, ConnectionError, KeyError, ValueError) as error:
+        if isinstance(error, KeyError | ValueError):  # from a network's login page, for one
+            error = ConnectionError("another server answers in its place")
         try:
             return _by_path(get_cached_repo_tree(repository, revision=revision)), "", error
         except CachedRepoTreeNotFoundError:
