@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from multimodal.data.cleaning.compression import opened, zstd
 from multimodal.data.remote.trust import is_remote
 from multimodal.errors import DataError, UsageError
-from multimodal.system.files import path_of, shown, strict_json
+from multimodal.system.files import MOST_JSON, path_of, shown, strict_json
 
 CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".json", ".ndjson")
 COMPRESSED = (".gz", ".zst")
+MOST_RATIO = 100  # of the sizes of a text and its compressed file, beyond 64 MB; texts in use have 3 to 30
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -97,12 +98,20 @@ def _data(path: Path) -> bytes:
         raise DataError(f"{path}: not a regular file (folder, device, pipe or socket)")
     try:
         with path.open("rb") as file, opened(path, file) as unpacked:
-            data = unpacked.read()
+            most = max(MOST_JSON, MOST_RATIO * path.stat().st_size)
+            data = unpacked.read() if unpacked is file else b"".join(_bounded(path, unpacked, most))
     except (OSError, EOFError, zlib.error, zstd.ZstdError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{path}: expected UTF-8 (got UTF-16)")
     return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def _bounded(path: Path, stream: io.BufferedIOBase, most: int) -> Iterator[bytes]:
+    while part := stream.read(1 << 20):
+        if (most := most - len(part)) < 0:
+            raise DataError(f"{path}: unpacks to more than {MOST_RATIO} times its size")
+        yield part
 
 
 def _json(data: bytes) -> Iterator[Line]:

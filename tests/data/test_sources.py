@@ -317,6 +317,7 @@ def test_broken_rows_of_a_csv(tmp_path):
         ("a.csv", b"filepath;title\na;b\n", r"separated by a comma or a tab \(got filepath;title\)"),
         ("a.csv", "filepath,title\na,b\n".encode("utf-16"), r"expected UTF-8 \(got UTF-16\)"),
         ("a.csv.gz", b"filepath", "cannot be read .Not a gzipped file"), ("a.csv.zst", b"filepath", "cannot be read"),
+        ("a.jsonl.zst", zstd.compress(bytes(65 << 20)), "unpacks to more than 100 times its size"),
         ("a.tar", b"no tar" * 200, "a.tar: not a readable tar"),
         ("a.tar", b"", "a.tar: not a readable tar"), ("a.xyz", b"x", r"must be a folder, a list or a tar.*\.xyz"),
         ("a.json", b'{"file_name": 3}', "line 1: no"), ("a.tar", bytes(10240), "0 found"),
