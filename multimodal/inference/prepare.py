@@ -153,16 +153,20 @@ def _for_cpu(
     int8 = compute_type == "int8"
     compiled = bool(decoders) and rest == torch.float32 and library() is not None
     kind = partial(NativeLinear, int8=int8) if compiled else Int8Linear if int8 else row_linear
-    for decoder in decoders if compiled or int8 or packs else []:
-        _fuse(decoder, kind, compiled or int8)
+    if compiled or int8 or packs:
+        for decoder in decoders:
+            _fuse(decoder, kind, compiled or int8)
     quick = _encodes_in_int8(model, compute_type)
-    for name in towers if quick or (dtype == rest == torch.float32 and prefers_native()) else []:
-        in_native(made.get_submodule(name), quick)
+    if quick or (dtype == rest == torch.float32 and prefers_native()):
+        for name in towers:
+            in_native(made.get_submodule(name), quick)
     prepare_speech(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
-    speech = isinstance(model, SPEECH)
-    in_float32 = ["decoder"] if rest == torch.float32 and getattr(model, "decoder", None) is not None else []
-    for name in towers + in_float32 if speech else [""]:
+    packed = [""]  # the whole model
+    if isinstance(model, SPEECH):
+        decodes = rest == torch.float32 and getattr(model, "decoder", None) is not None
+        packed = [*towers, "decoder"] if decodes else towers
+    for name in packed:
         pack(made.get_submodule(name), model.get_submodule(name), single_rows)
     for name, part in list(made.named_modules()):
         if isinstance(part, TextTransformer) and part.config.tied and part.head is None and packs:

@@ -47,7 +47,7 @@ def encode_ragged(
 
 @torch.inference_mode()
 def pool_ragged(
-    model: TextTransformer, rows: Sequence[Sequence[int]], pool: str, segments: Sequence[Sequence[int]] | None = None,
+    model: TextTransformer, rows: Sequence[Sequence[int]], pool: str,
     table: nn.Embedding | None = None, tokens: int | None = None,
 ) -> Float[Tensor, "N D"]:  # fmt: skip
     """One vector a text: `mean` or `max` of its states, the `first` or the `last` of them; all else as `encode_ragged`.
@@ -55,7 +55,7 @@ def pool_ragged(
     if pool not in POOLS:
         raise ValueError(f"pool {pool!r}: none of {', '.join(POOLS)}")
     parts, order = [torch.empty(0, model.config.width, dtype=torch.float32, device=model.device)], []
-    for batch, states in _states(model, rows, segments, table, tokens):
+    for batch, states in _states(model, rows, None, table, tokens):
         order += batch.numbers
         flat, places = states.flatten(0, 1), torch.tensor(batch.places, device=states.device)
         firsts, counts = places[:, 0] * batch.width + places[:, 1], places[:, 2]

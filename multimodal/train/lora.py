@@ -112,7 +112,7 @@ def _still(module: nn.Module, args: Any) -> None:
     module.eval()  # the loop puts the whole model into train mode before each step
 
 
-def _add_lora(model: nn.Module, s: LoraSettings, frozen: Sequence[str], fresh: Sequence[str]) -> None:
+def _add_lora(model: nn.Module, s: LoraSettings, still: Sequence[str], fresh: Sequence[str]) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     inner = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".blocks." in f".{n}"]
@@ -122,7 +122,7 @@ def _add_lora(model: nn.Module, s: LoraSettings, frozen: Sequence[str], fresh: S
             raise UsageError(
                 f"{target}: no linear layer of a block has this name (they are {has})", argument="lora_targets"
             )
-    chosen = [n for n in inner if n.rpartition(".")[2] in s.lora_targets and not _inside(f"{n}.weight", frozen)]
+    chosen = [n for n in inner if n.rpartition(".")[2] in s.lora_targets and not _inside(f"{n}.weight", still)]
     if not chosen:
         raise UsageError(f"{s.lora_rank}: no layer left for an adapter", argument="lora_rank")
     learning = [n for n, p in model.named_parameters() if p.requires_grad and _inside(n, fresh)]

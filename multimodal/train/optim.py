@@ -160,7 +160,7 @@ def share_of_peak(s: OptimSettings, step: int, total: int) -> float:
     return s.floor + (1 - s.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def guard_step(optimizer: torch.optim.Optimizer, good: torch.Tensor, over: torch.Tensor | None) -> None:
+def guard_step(optimizer: torch.optim.Optimizer, good: Tensor, over: Tensor | None) -> None:
     """Make the optimizer's next step divide its gradients by `over`, in the same pass over memory, or change
     nothing unless `good`, through the attributes that `torch.amp.GradScaler` sets for the fused step."""
     optimizer.found_inf, optimizer.grad_scale = (~good).float(), over
@@ -183,14 +183,14 @@ class Average:
         self.weights = {name: _wide(tensor.detach()).clone() for name, tensor in self.live.items()}
 
     @torch.no_grad()
-    def update(self, good: torch.Tensor | bool = True) -> None:
+    def update(self, good: Tensor | bool = True) -> None:
         """Blend in the model's weights; nothing changes unless `good`, a bool or a tensor on the device."""
         if isinstance(good, Tensor) and not isinstance(self.updates, Tensor):
             self.updates = torch.tensor(self.updates, device=good.device)
         self.updates += good
         # lets early averages follow instead of remembering the random start
         early = (1 + self.updates) / (10 + self.updates)
-        decay = early.clamp(max=self.decay) if isinstance(early, torch.Tensor) else min(self.decay, early)
+        decay = early.clamp(max=self.decay) if isinstance(early, Tensor) else min(self.decay, early)
         share, kinds = (1 - decay) * good, defaultdict[type, list[str]](list)  # plain or sharded
         for name, tensor in self.live.items():
             if tensor.is_floating_point():
@@ -204,7 +204,7 @@ class Average:
             else:
                 torch._foreach_lerp_(own, new, share)
 
-    def load(self, weights: dict[str, torch.Tensor], updates: int) -> None:
+    def load(self, weights: dict[str, Tensor], updates: int) -> None:
         """Load a saved average. Raises ValueError for other names or shapes."""
         if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in self.weights.items()}:
             raise ValueError("the average's names or shapes differ from the model's")
@@ -213,6 +213,6 @@ class Average:
         self.updates = updates
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _wide(tensor: Tensor) -> Tensor:
     small = tensor.is_floating_point() and tensor.element_size() < 4
     return tensor.float() if small else tensor

@@ -1,6 +1,6 @@
 """Vectors of images and texts, of a contrastive model or a vision transformer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -45,12 +45,15 @@ def text_features(
 
 
 @torch.inference_mode()
-def image_features(model: nn.Module, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
-    """CLIP's unit vectors, or a ViT's pooled output, on the model's device and in its number type."""
+def image_features(
+    model: nn.Module, pixels: Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]
+) -> Float[Tensor, "B D"]:
+    """CLIP's unit vectors, or a ViT's pooled output, on the model's device and in its number type. Images of several
+    sizes are a sequence."""
     encode = model.encode_image if isinstance(model, CLIP) else model.features
     like = next(model.parameters())
     with torch.autocast(like.device.type, enabled=False):  # a caller's
-        return encode(pixels.to(like))
+        return encode(pixels.to(like) if isinstance(pixels, Tensor) else [one.to(like) for one in pixels])
 
 
 def vector_width(model: nn.Module) -> int:

@@ -107,8 +107,7 @@ def encode_native(
     order = sorted(range(len(pixels)), key=lambda i: (lengths[i], pixels[i].shape[1]))
     made, computed = [], 0
     for rows in _grouped(order, lengths, token_budget):
-        images = tuple(pixels[row].to(device) for row in rows)
-        made.append(model.encode_image(images) if isinstance(model, CLIP) else model.features(images))
+        made.append(image_features(model, [pixels[row] for row in rows]))
         computed += len(rows) * lengths[rows[-1]]
     if not made:
         return EncodedImages(torch.zeros(0, vector_width(model), dtype=torch.float32), 0.0)

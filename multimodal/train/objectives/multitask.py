@@ -27,6 +27,7 @@ from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.language import loss_of_states
 
 STEP = 2  # mel frames a time token
+SMOOTHING = 0.1  # of labels
 MOST_PREVIOUS = 24  # tokens kept of the previous text
 
 
@@ -217,10 +218,6 @@ class Multitask(Summed):
 
     weights: Mapping[str, float] = {"text": 1.0, "ctc": 1.0}
 
-    def __init__(self, model: LetterCTC, smoothing: float = 0.1):
-        super().__init__(model)
-        self.smoothing = smoothing
-
     def counts(self, batch: MultitaskBatch) -> dict[str, int | Tensor]:
         return {"text": (batch.targets != IGNORED).sum(), "ctc": sum(batch.letter_counts)}
 
@@ -231,5 +228,5 @@ class Multitask(Summed):
         losses = ctc_loss(scores, sizes, batch.letters, batch.letter_counts, blank=0)
         heard = (batch.letters > 0).any(1)  # letters count from 1; a window may have none
         states = speech.decoder.states(batch.ids, frames[batch.source]).flatten(0, 1)
-        text = loss_of_states(speech.decoder, states, batch.targets.flatten(), smoothing=self.smoothing)
+        text = loss_of_states(speech.decoder, states, batch.targets.flatten(), smoothing=SMOOTHING)
         return {"text": text, "ctc": torch.where(heard, losses, 0).sum()}
