@@ -66,8 +66,9 @@ def test_openais_realtime_events(served, expected):
                                       "transcription": {"model": "asr-conformer-en"}}}}  # fmt: skip
         ask({"type": "session.update", "session": update})
         assert json.loads(own.recv(30))["type"] == "session.updated"
-        ask({"type": "nonsense"})
-        assert json.loads(own.recv(30))["error"]["param"] == "type"
+        ask({"type": "nonsense", "event_id": "half \ud800"})
+        error = json.loads(own.recv(30))["error"]
+        assert (error["param"], error["event_id"]) == ("type", "half \ud800")
         data = samples(24_000)
         for first in range(0, len(data), 48_000):
             audio = base64.b64encode(data[first : first + 48_000]).decode()
@@ -91,6 +92,7 @@ def test_openais_realtime_events(served, expected):
     [
         ("/v1/audio/stream?model=clip-vit-16", "cannot transcribe"),
         ("/v1/audio/stream?rate=7", "rate must be"),
+        ("/v1/audio/stream?rate=" + "9" * 5000, "rate must be"),
         ("/v1/audio/stream?sample_rate=8000", "sample_rate: unknown option (known: model, rate, language)"),
         ("/v1/realtime?intent=conversation", "offers transcription"),
         ("/v1/realtime?model=whisper-9", "not served"),

@@ -79,7 +79,7 @@ async def stream(socket: WebSocket, model: str | None = None, rate: str = "16000
         if unknown := next((name for name in socket.query_params if name not in STREAM_OPTIONS), None):
             known = ", ".join(STREAM_OPTIONS)
             raise HttpError(400, f"{unknown[:60]}: unknown option (known: {known})", param=unknown[:60])
-        values = {"rate": int(rate) if rate.isdecimal() else rate}
+        values = {"rate": int(rate) if rate.isdecimal() and len(rate) < 10 else rate[:60]}
         recording = own.open(model, values, {} if language is None else {"language": language})
         sending = asyncio.create_task(_send_events(own))
         try:
@@ -220,7 +220,8 @@ class Realtime:
         return {"type": "transcription", "object": "realtime.transcription_session", "audio": {"input": own}}
 
     async def send(self, kind: str, **fields: Any) -> None:
-        await self.own.socket.send_json({"type": kind, "event_id": _id("event"), **fields})
+        event = {"type": kind, "event_id": _id("event"), **fields}
+        await self.own.socket.send_text(json.dumps(event))  # in ASCII: an echoed name may hold half a character
 
     async def take(self, event: Mapping[str, Any], text: str) -> None:
         """Act on a client's event, which came as `text`. Raises UsageError, HttpError, ValidationError."""
