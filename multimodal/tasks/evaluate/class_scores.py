@@ -63,10 +63,10 @@ class ClassScores:
             for name, n, hit, m in zip(self.names, images, hits, taken, strict=True)
         ]
 
-    def confused(self, most: int = MOST_CONFUSED) -> list[dict[str, Any]]:
+    def confused(self) -> list[dict[str, Any]]:
         """The most frequent mistakes."""
         table = self.confusion().fill_diagonal_(0)
-        order = table.flatten().argsort(descending=True, stable=True)[:most].tolist()
+        order = table.flatten().argsort(descending=True, stable=True)[:MOST_CONFUSED].tolist()
         pairs = [divmod(place, len(self.names)) for place in order]
         return [
             {"class": self.names[a], "taken_for": self.names[b], self.items: int(table[a, b])}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from multimodal.data.batching import map_tensors
 from multimodal.data.datasets.class_names import class_labels, evenly
 from multimodal.data.datasets.labelled_texts import ClassBatch, CollateClassed, LabelledTexts, read_labelled
 from multimodal.data.datasets.tables import Columns, Table, TableData, encode, part, read_table
@@ -93,14 +94,14 @@ def class_figures(model: TextTransformer, batches: Sequence[ClassBatch]) -> dict
     """Accuracy, and mean cross-entropy in nats."""
     right, loss, count = 0, 0.0, sum(len(batch.labels) for batch in batches)
     for batch in batches:
-        logits = class_logits(model, _on(batch, model.device)).cpu()
+        logits = _logits(model, batch)
         right += int((logits.argmax(-1) == batch.labels).sum())
         loss += float(F.cross_entropy(logits, batch.labels, reduction="sum"))
     return {"accuracy": right / count, "loss": loss / count}
 
 
-def _on(batch: ClassBatch, device: torch.device) -> ClassBatch:
-    return ClassBatch(batch.ids.to(device), batch.lengths.to(device), batch.labels.to(device))
+def _logits(model: TextTransformer, batch: ClassBatch) -> Float[Tensor, "B C"]:
+    return class_logits(model, map_tensors(batch, lambda tensor: tensor.to(model.device))).cpu()
 
 
 @inference_mode()
@@ -110,7 +111,7 @@ def text_logits(
     """Logits of each text in the order of the source; batches hold texts of similar length."""
     order = sorted(range(len(source)), key=lambda key: len(source.read(key).ids))
     parts = [
-        class_logits(model, _on(collate([source.read(key) for key in keys]), model.device)).cpu()
+        _logits(model, collate([source.read(key) for key in keys]))
         for keys in (order[i : i + batch_size] for i in range(0, len(order), batch_size))
     ]
     return torch.cat(parts)[torch.tensor(order).argsort()]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multimodal.blocks.masks import causal, documents, window
-from multimodal.data.batching import pad_rows
+from multimodal.data.batching import map_tensors, pad_rows
 from multimodal.data.datasets.text import IGNORED, Split, TextCorpus, TokenBatch, texts_in
 from multimodal.errors import DataError, UsageError
 from multimodal.inference.modules import inference_mode
@@ -108,10 +108,10 @@ def text_losses(
     ids of a window before those that tell something are seen by all of it."""
     rows = [(n, *window) for n in range(len(corpus)) for window in windows(len(corpus.text(n)), context, stride)]
     rows.sort(key=lambda row: row[1] - row[2])  # rows of a batch are about as long as each other
-    total, count, device = 0.0, 0, model.device
+    total, count = 0.0, 0
     for at in range(0, len(rows), batch):
         part = _padded(corpus, rows[at : at + batch], prefix)
-        total += _cross_entropy(model, TokenBatch(*(None if x is None else x.to(device) for x in part)))
+        total += _cross_entropy(model, map_tensors(part, lambda tensor: tensor.to(model.device)))
         count += int((part.targets != IGNORED).sum())
     return total, count
 

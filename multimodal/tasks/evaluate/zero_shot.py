@@ -80,11 +80,9 @@ def read_named(
     return NamedImages(images, named_classes(images, class_names(classes, [source])))
 
 
-def vectors(
-    checkpoint: Checkpoint, named: NamedImages, batch_size: int = 100
-) -> tuple[Float[Tensor, "N D"], Int[Tensor, "N"]]:
+def vectors(checkpoint: Checkpoint, named: NamedImages) -> tuple[Float[Tensor, "N D"], Int[Tensor, "N"]]:
     """Vectors and labels of the readable images; the others are logged."""
-    features = image_features(checkpoint, named.images, batch_size=batch_size)
+    features = image_features(checkpoint, named.images, batch_size=100)
     for cause in features.broken:
         log.warning("broken item skipped: %s", cause)
     return features.vectors, named.images.labels(features.keys, named.classes.numbers)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimodal.data.datasets.captions import words
-from multimodal.data.sources import Source
+from multimodal.data.sources import Source, SourceRow
 from multimodal.errors import DataError, MultimodalError, one_line
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
@@ -111,8 +111,8 @@ def evaluate_answers(
     """Ask each question of `source` (see `open_chats`); `without`: kinds of input that are left out, to see whether the
     answers used them; `keep` gets each answer as it comes. Raises DataError for an unknown metric, two metrics or two
     tokenizers of BLEU in one task, or if no question could be asked."""
-    rows, broken, keys, metrics = list[AnsweredQuestion](), list[str](), list[int](), dict[str, str]()
-    conversations: list[list[dict[str, Any]]] = []
+    rows, broken, metrics = list[AnsweredQuestion](), list[str](), dict[str, str]()
+    asked: list[tuple[SourceRow, str, str, list[dict[str, Any]]]] = []  # with task, metric and messages
     for key in range(len(source)):
         row = source.row(key)
         if row.fault:
@@ -128,22 +128,19 @@ def evaluate_answers(
         if metric == "cider" and not any(map(words, row.texts)):
             broken.append(f"{row.place}: no answer has a word, which cider needs")
             continue
-        keys.append(key)
-        conversations.append([_left(message, without) for message in row.fields["messages"]])
-    found = asker.chat_many(conversations)
-    for key, messages, answers in zip(keys, conversations, found, strict=True):
-        row = source.row(key)
+        asked.append((row, task, metric, [_left(message, without) for message in row.fields["messages"]]))
+    found = asker.chat_many([messages for *_, messages in asked])
+    for (row, task, metric, messages), answers in zip(asked, found, strict=True):
         if isinstance(answers, MultimodalError):
             broken.append(f"{row.place}: {one_line(answers)}")
         else:
-            task, metric = row.fields.get("task", "questions"), row.fields.get("metric", "exact")
             loss = asker.loss(messages, row.texts[0]) if metric == "perplexity" else None
             said = answers[0].text.strip()
             rows.append(AnsweredQuestion(
                 row.place, task, metric, _asked(messages), said, tuple(row.texts), loss, row.fields.get("language")
             ))  # fmt: skip
             keep(rows[-1])
-        watch(len(rows), len(keys))
+        watch(len(rows), len(asked))
     if not rows:
         raise DataError(f"{len(broken)} questions, of which none could be asked (the first: {(broken or ['none'])[0]})")
     return AnswerEvaluation(rows, broken)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from multimodal.data.batching import pad_rows
+from multimodal.data.batching import map_tensors, pad_rows
 from multimodal.data.datasets.annotated.rows import AnnotatedRow, json_rows, not_empty
 from multimodal.data.datasets.text import IGNORED, TokenBatch, ends_of, texts_in
 from multimodal.data.manifests import is_json
@@ -21,6 +21,7 @@ from multimodal.tasks.evaluate.perplexity import causal_model, mask_of, places_o
 from multimodal.tasks.text.choices import continuation_ids
 from multimodal.weights.folder import Checkpoint
 
+BATCH = 16  # continuations
 BLANK = re.compile(r"(?<!\w)_+(?!\w)")
 
 
@@ -46,10 +47,9 @@ class ClozeItem(NamedTuple):
 class Scorer:
     """Log-probabilities of a causal or prefix language model, in windows of `context` tokens."""
 
-    def __init__(self, checkpoint: Checkpoint, context: int | None = None, batch: int = 16):
+    def __init__(self, checkpoint: Checkpoint, context: int | None = None):
         self.model, self.context = causal_model(checkpoint, context)
-        self.tokenizer, self.batch = checkpoint.tokenizer, batch
-        self.prefix = checkpoint.card.get("objective") == "prefix"
+        self.tokenizer, self.prefix = checkpoint.tokenizer, checkpoint.card.get("objective") == "prefix"
         self.first = ends_of(self.tokenizer)[0]
 
     @inference_mode()
@@ -59,8 +59,8 @@ class Scorer:
         rows = [self._row(*pair) for pair in pairs]
         found: dict[int, ScoredContinuation] = {}
         order = sorted(range(len(rows)), key=lambda number: len(rows[number][0]))  # rows of a batch are about as long
-        for at in range(0, len(order), self.batch):
-            part = order[at : at + self.batch]
+        for at in range(0, len(order), BATCH):
+            part = order[at : at + BATCH]
             found |= zip(part, self._scored([rows[number] for number in part]), strict=True)
         return [found[number] for number in range(len(rows))]
 
@@ -80,7 +80,7 @@ class Scorer:
             pad_rows(ids, multiple=1), pad_rows(targets, IGNORED, multiple=1),
             given=pad_rows(given, False, multiple=1) if self.prefix else None,
         )  # fmt: skip
-        batch = TokenBatch(*(None if x is None else x.to(self.model.device) for x in batch))
+        batch = map_tensors(batch, lambda tensor: tensor.to(self.model.device))
         mask, places = mask_of(batch, self.model.config.window), places_of(batch, self.model.config.positions)
         states = self.model.states(batch.ids, mask=mask, positions=places)
         return [
