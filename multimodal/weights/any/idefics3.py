@@ -17,7 +17,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
 from multimodal.weights.any.parts import Names, decoder_config, decoder_rows, decoder_tokenizer
 from multimodal.weights.family import Family
-from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, under
 from multimodal.weights.vision import clip_hf, image_processor
 
 # defaults of Idefics3VisionConfig and SmolVLMVisionConfig
@@ -43,17 +43,15 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
 
 
 def rows(config: AnyToTextConfig) -> list[NameRow]:
-    tower = [*clip_hf.tower_rows("post_layernorm"), *weight_and_bias("embeddings.patch_embedding", "embed")]
     return [
-        *under("model.vision_model.", "image.", tower), NameRow(CONNECTOR, "image_connector.out.weight"),
-        *decoder_rows(config.decoder, NAMES),
+        *under("model.vision_model.", "image.", clip_hf.plain_vision_rows()),
+        NameRow(CONNECTOR, "image_connector.out.weight"), *decoder_rows(config.decoder, NAMES),
     ]  # fmt: skip
 
 
 def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
     """Preprocessing of the folder. Raises CheckpointError for unknown steps."""
-    found = image_processor.image_record(folder) if folder else None
-    if found is None:
+    if (found := image_processor.image_record(folder)) is None:
         return None
     path, steps = found[0], STEPS | found[1]
     if (name := image_processor.class_of(steps, "Idefics3")) not in ("Idefics3", "SmolVLM"):

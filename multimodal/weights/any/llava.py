@@ -24,7 +24,7 @@ from multimodal.weights.any.parts import (
     perceptron_rows,
 )
 from multimodal.weights.family import Family
-from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
+from multimodal.weights.table import NameRow, Tensors, under
 from multimodal.weights.vision import clip_hf, image_processor, siglip
 
 TOWERS = ("vision_tower.vision_model.", "vision_tower.")  # transformers 4 and 5
@@ -52,7 +52,7 @@ def tower(config: dict[str, Any]) -> ViTConfig:
 def tower_rows(image: ViTConfig) -> list[NameRow]:
     if image.class_token:
         return clip_hf.vision_rows()
-    return [*clip_hf.tower_rows("post_layernorm"), *weight_and_bias("embeddings.patch_embedding", "embed")]
+    return clip_hf.plain_vision_rows()
 
 
 def layers_of(layer: Any, image: ViTConfig) -> int:
@@ -97,8 +97,7 @@ def rows(config: AnyToTextConfig, place: str) -> list[NameRow]:
 
 def preprocessing(folder: Path | None, config: dict[str, Any], several: bool) -> Preprocessing | None:
     """Preprocessing of the folder. Raises CheckpointError for unknown steps."""
-    found = image_processor.image_record(folder) if folder else None
-    if found is None:
+    if (found := image_processor.image_record(folder)) is None:
         return None
     path, record = found
     if not several:

@@ -86,6 +86,11 @@ def tower_rows(norm: str) -> list[NameRow]:
     ]
 
 
+def plain_vision_rows() -> list[NameRow]:
+    """Rows of an image tower without a class token."""
+    return [*tower_rows("post_layernorm"), *weight_and_bias("embeddings.patch_embedding", "embed")]
+
+
 def text_rows() -> list[NameRow]:
     rows = [*tower_rows("final_layer_norm"), NameRow("embeddings.token_embedding.weight", "embed.weight")]
     return under("text_model.", "text.", rows)

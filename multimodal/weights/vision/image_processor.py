@@ -37,7 +37,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 
-def image_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def image_record(folder: Path | None) -> tuple[Path, dict[str, Any]] | None:
     """File and record of the image processor; transformers 5 writes one file for images and texts, which goes first."""
     return _record(folder, ("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
 
@@ -47,8 +47,8 @@ def video_record(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return _record(folder, ("processor_config.json", "video_processor"), ("video_preprocessor_config.json", None))
 
 
-def _record(folder: Path, *places: tuple[str, str | None]) -> tuple[Path, dict[str, Any]] | None:
-    for name, part in places:
+def _record(folder: Path | None, *places: tuple[str, str | None]) -> tuple[Path, dict[str, Any]] | None:
+    for name, part in places if folder else ():
         if (path := folder / name).exists():
             record = read_json(path)
             record = record if part is None else record.get(part)
@@ -66,7 +66,7 @@ def class_of(record: dict[str, Any], default: str) -> str:
 def preprocessing(folder: Path | None, config: dict[str, Any], processor: str = "CLIP") -> Preprocessing | None:
     """Preprocessing of the folder. `processor`: class of a record that names none, without "ImageProcessor". Raises
     CheckpointError for an unknown class and for steps that are not supported."""
-    found = image_record(folder) if folder else None
+    found = image_record(folder)
     return None if found is None else preprocessing_of(*found, processor)
 
 

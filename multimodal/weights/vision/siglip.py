@@ -53,7 +53,7 @@ def naflex_config(config: dict[str, Any], tensors: Tensors) -> CLIPConfig:
 
 def naflex_preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
     """A square of the most patches; images at their own aspect get as many."""
-    path, record = (image_processor.image_record(folder) if folder else None) or (None, None)
+    path, record = image_processor.image_record(folder) or (None, None)
     if record is None:
         return None
     side, patch = record.get("max_num_patches", 256) ** 0.5, record.get("patch_size", 16)
