@@ -156,12 +156,11 @@ def _whisper_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     frames = 2 * model.config.encoder.context
     own = checkpoint.card.get("language") or ("en" if "en" in tokenizer.languages else tokenizer.languages[0])
     prompt = tokenizer.sot_sequence(own if tokenizer.multilingual else None, timestamps=False)
-    t = tokenizer
-    never = [*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech]
     languages = dict(zip(tokenizer.languages, tokenizer.language_tokens, strict=True)) if tokenizer.multilingual else {}
     return {
         "audio": {"bands": model.config.encoder.bands, "samples": frames * HOP, "edge": WINDOW // 2, "frames": frames,
                   "fft": WINDOW, "floor": 1e-10, "range": 8 * TEN, "mean": -4 * TEN, "scale": 4 * TEN},
-        "prompt": list(prompt), "languages": languages, "ends": [tokenizer.eot], "never": sorted(set(never)),
-        "never_first": [*tokenizer.encode(" "), tokenizer.eot], "context": model.config.decoder.context,
+        "prompt": list(prompt), "languages": languages, "ends": [tokenizer.eot],
+        "never": tokenizer.suppressed_tokens(), "never_first": [*tokenizer.encode(" "), tokenizer.eot],
+        "context": model.config.decoder.context,
     }  # fmt: skip

@@ -23,13 +23,12 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from multimodal.weights.table import Tensors
-from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, gguf_checkpoint
+from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, PAIRED, gguf_checkpoint
 
 ARCHITECTURES = {kind: arch for arch, (_, kind) in KINDS.items()}
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 UNUSED = 5  # type of a token that no text has
 WINDOWED = ("gemma2", "gemma3")  # llama.cpp switches phi3's window off, and reads none of others
-PAIRED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbouring numbers of these, not halves
 PROBES = (
     "The cat's 1999 dogs, don't", "  two  blanks\n\n\tand 日本語 😀 é", "x=3.14;IT'S", "a",
     "HTMLPage's 1234567 (so) ½Ⅷ٣", "if (x) {\n\t!/\n  return 'Ll'; \r\n\n }  \n", "नमस्ते",

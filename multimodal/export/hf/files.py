@@ -136,7 +136,7 @@ def write_generation(checkpoint: Checkpoint, config: dict[str, Any], folder: Pat
 
 def _context(checkpoint: Checkpoint) -> int:
     config = checkpoint.model.config
-    return getattr(config, "context", None) or getattr(config, "decoder", None).context
+    return getattr(config, "context", None) or config.decoder.context
 
 
 def _around(names: dict[str, int], tokenizer: Tokenizer, bos: int | None, eos: int | None) -> dict[str, Any] | None:
@@ -235,11 +235,11 @@ def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
     t = checkpoint.tokenizer
     if not isinstance(t, WhisperTokenizer):
         return
-    never = sorted({*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech})
     record = {
         "bos_token_id": t.eot, "eos_token_id": t.eot, "pad_token_id": t.eot, "decoder_start_token_id": t.sot,
-        "no_timestamps_token_id": t.no_timestamps, "is_multilingual": t.multilingual, "suppress_tokens": never,
-        "begin_suppress_tokens": [*t.encode(" "), t.eot], "max_length": model.config.decoder.context,
+        "no_timestamps_token_id": t.no_timestamps, "is_multilingual": t.multilingual,
+        "suppress_tokens": t.suppressed_tokens(), "begin_suppress_tokens": [*t.encode(" "), t.eot],
+        "max_length": model.config.decoder.context,
         "prev_sot_token_id": t.sot_prev, "return_timestamps": False, "max_initial_timestamp_index": 50,
     }  # fmt: skip
     if t.multilingual:

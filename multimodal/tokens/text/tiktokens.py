@@ -214,6 +214,11 @@ class WhisperTokenizer(_TiktokenTokenizer):
                     first.add(ids[0])
         return tuple(sorted(first))
 
+    def suppressed_tokens(self) -> list[int]:
+        """Ids that released models never write: `non_speech_tokens` and the control tokens of a prompt."""
+        own = (self.transcribe, self.translate, self.sot, self.sot_prev, self.sot_lm, self.no_speech)
+        return sorted({*self.non_speech_tokens(), *own})
+
     def save(self, folder: Path | str) -> None:
         record = {"kind": "whisper", "multilingual": self.multilingual, "languages": len(self.languages)}
         write_record(folder, record)

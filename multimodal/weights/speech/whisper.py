@@ -157,8 +157,7 @@ def _asked(told: dict[str, Any], t: WhisperTokenizer, where: str) -> dict[str, A
     for rules without an option."""
     found: dict[str, Any] = {}
     never, first = told.get("suppress_tokens"), told.get("begin_suppress_tokens")
-    usual = {*t.non_speech_tokens(), t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech}
-    if isinstance(never, list) and set(never) != usual:
+    if isinstance(never, list) and set(never) != set(t.suppressed_tokens()):
         found["suppress_tokens"] = never
     blank = [*t.encode(" "), t.eot]
     if first == []:

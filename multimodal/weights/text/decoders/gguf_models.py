@@ -45,6 +45,7 @@ NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "atte
            "rope.scaling.attn_factor", "rope.scaling.type", "rope.scaling.factor")  # fmt: skip
 WIDEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27 B models, which divide scores by √(width / heads)
 EMBEDDING, HEAD, RATES = "token_embd.weight", "output.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
+PAIRED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbouring numbers of these, not halves
 
 
 def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) -> Checkpoint:
@@ -138,7 +139,7 @@ def _as_stored(arch: str, name: str, tensor: Tensor, config: dict[str, Any]) -> 
         return tensor - 1
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
     count = next((heads[part] for part in heads if f".{part}." in name), None) or heads["q_proj"]
-    if arch in ("llama", "granite", "smollm3") and (".q_proj." in name or ".k_proj." in name):
+    if arch in PAIRED and (".q_proj." in name or ".k_proj." in name):
         pairs = tensor.unflatten(0, (count, -1, 2))
         return torch.cat([pairs[:, :, 0], pairs[:, :, 1]], 1).flatten(0, 1)
     return tensor
