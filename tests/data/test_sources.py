@@ -321,6 +321,7 @@ def test_broken_rows_of_a_csv(tmp_path):
         ("a.tar", b"no tar" * 200, "a.tar: not a readable tar"),
         ("a.tar", b"", "a.tar: not a readable tar"), ("a.xyz", b"x", r"must be a folder, a list or a tar.*\.xyz"),
         ("a.json", b'{"file_name": 3}', "line 1: no"), ("a.tar", bytes(10240), "0 found"),
+        ("a.jsonl", b'{"file_name": "\\ud800.png"}', r"line 1: a lone surrogate in a path .'\\ud800\.png'"),
     ],
 )  # fmt: skip
 def test_what_is_no_source_is_refused_in_one_line(name, data, cause, tmp_path):

@@ -201,6 +201,13 @@ def test_samples_that_are_not_finite(value):
 CUT = [("wav", "pcm_s16le", 44100), ("flac", "flac", 44100), *LOSSY]
 
 
+def test_a_wav_with_another_byte_rate_or_format_chunk_is_read_as_by_ffmpeg():
+    file = wav(chirp(16000))
+    for other in (file[:28] + b"\1\0\0\0" + file[32:], file[:36] + file[12:24] + b"\x40\x1f\0\0" + file[28:]):
+        assert torch.equal(read_audio(other), read_audio(file))
+        refused(other[: len(other) // 2], "ends early")
+
+
 @pytest.mark.parametrize(("form", "codec", "rate"), CUT)
 def test_an_early_end_is_said(form, codec, rate):
     file = encode(chirp(rate), rate, form, codec)

@@ -32,6 +32,10 @@ class Trust:
     def placed(self, media: str, base: str) -> tuple[str, str]:
         """Resolve a row's `media` in a list in the folder or below the URL `base`; return the path or URL and why it is
         refused. Does not touch the file system: `strays` checks links when the file is opened."""
+        try:
+            os.fsencode(media)
+        except UnicodeEncodeError:
+            return media, f"a lone surrogate in a path ({media[:SHOWN]!r})"
         if is_remote(media):
             return media, "" if below_url(media, base) else self.refuses_url(media)
         if "\0" in media:

@@ -41,14 +41,18 @@ def bytes_at(file: io.BufferedIOBase, offset: int, size: int) -> bytes:
 
 def _wav_seconds(file: io.BufferedIOBase) -> float | None:
     """Samples of a compressed WAV by its fact chunk, since its byte rate may be a guess; else the size of the data
-    chunk over the byte rate (PyAV limits its duration to the file's size)."""
+    chunk over the byte rate (PyAV limits its duration to the file's size). As FFmpeg, takes the first of several fmt
+    chunks, and of plain samples the byte rate that follows from their size, whatever the header says."""
     offset, kind, rate, byte_rate, samples = 12, 1, 0, 0, 0
     for _ in range(MOST_CHUNKS):
         if len(header := bytes_at(file, offset, 8)) < 8:
             return None
         name, size = struct.unpack("<4sI", header)
-        if name == b"fmt ":
-            kind, _, rate, byte_rate = struct.unpack("<HHII", bytes_at(file, offset + 8, 12).ljust(12, b"\0"))
+        if name == b"fmt " and not rate:
+            fields = struct.unpack("<HHIIHH", bytes_at(file, offset + 8, 16).ljust(16, b"\0"))
+            kind, channels, rate, byte_rate, _, bits = fields
+            if kind in UNCOMPRESSED:
+                byte_rate = rate * channels * -(-bits // 8) or byte_rate
         if name == b"fact":
             samples = int.from_bytes(bytes_at(file, offset + 8, 4), "little")
         if name == b"data":
