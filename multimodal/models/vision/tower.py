@@ -90,7 +90,4 @@ class ConvTower(nn.Module, ABC):
         order = torch.tensor([row for rows in groups.values() for row in rows], device=made.device)
         return made[order.argsort()]
 
-    def forward(
-        self, images: Float[Tensor, "B 3 height width"] | Sequence[Float[Tensor, "3 _ _"]], keep: Tensor | None = None
-    ) -> Float[Tensor, "B _"]:
-        return self.features(images, keep)
+    forward = features

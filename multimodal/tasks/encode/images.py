@@ -114,7 +114,7 @@ def pixels_of(images: Sequence[Any], record: Preprocessing) -> Float[Tensor, "B 
 
 
 def name_of(image: Any) -> str:
-    """Path of an image, or its type in angle brackets."""
+    """Path of an image (a FrameName stays one), or its type in angle brackets."""
     if isinstance(image, Item):
         image = image.source
     if isinstance(image, str | Path):
