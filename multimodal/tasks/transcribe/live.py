@@ -14,7 +14,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.whisper import Whisper
-from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, tokenizer_of, with_language_model
+from multimodal.tasks.transcribe.conformer.decode import tokenizer_of, with_language_model
 from multimodal.tasks.transcribe.conformer.recognizer import ChunkedRecognizer, RedecodingRecognizer
 from multimodal.tasks.transcribe.conformer.windows import rejection
 from multimodal.tasks.transcribe.options import (
@@ -24,6 +24,7 @@ from multimodal.tasks.transcribe.options import (
     WhisperOptions,
     options_for,
 )
+from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tasks.transcribe.segmentation import LevelMeter, cut
 from multimodal.tasks.transcribe.sessions import only_language, whisper_language
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector

@@ -43,10 +43,10 @@ def _nonempty(found: tuple, value: Any) -> tuple:
 
 
 def _languages(value: Any) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if isinstance(value, str) and not all(part.strip() for part in parts):
+    parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if isinstance(value, str) and not all(parts):
         raise UsageError(f"must be names with commas between (got {value!r:.40})")
-    return _nonempty(entries([p.strip() for p in parts] if isinstance(value, str) else parts, str, _language), value)
+    return _nonempty(entries(parts, str, _language), value)
 
 
 def _temperatures(value: Any) -> tuple[float, ...]:

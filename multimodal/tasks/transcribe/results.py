@@ -3,11 +3,15 @@
 import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
 
 from multimodal.system.journal import JournalPart
 from multimodal.system.records import to_record
 from multimodal.tasks.transcribe.timeline import Span
+from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, wave_level
 
 
 @dataclass
@@ -34,6 +38,28 @@ class Transcription:
     def since(self, lengths: list[int]) -> "Transcription":
         """Select what was added after `lengths()`."""
         return Transcription(*(own[length:] for own, length in zip(vars(self).values(), lengths, strict=True)))
+
+
+class WindowTranscript(NamedTuple):
+    """Text of one window; word times in seconds from its beginning.
+
+    `avg_logprob`: log-probability per token, counting the end as one; with a CTC that of its best path, independent of
+    beam and language model. `no_speech_prob`: probability of an empty text. `cut`: at the most tokens of a window."""
+
+    ids: list[int]
+    words: list[WordTiming]
+    avg_logprob: float
+    no_speech_prob: float
+    cut: bool = False
+
+    def snap_to_audio(self, wave: Float[Tensor, "T"]) -> "WindowTranscript":
+        """Snap the word times to the window's audio."""
+        return self._replace(words=snap_to_audio(self.words, wave_level(wave)))
+
+    @property
+    def confidence(self) -> float:
+        """Mean alignment probability of the words; 1 without words."""
+        return sum(word.probability for word in self.words) / len(self.words) if self.words else 1.0
 
 
 def journalled(

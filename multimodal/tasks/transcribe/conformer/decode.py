@@ -34,7 +34,7 @@ from multimodal.tasks.transcribe.conformer.text_decoder import check_options, de
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
-from multimodal.tasks.transcribe.word_times import WordTiming, snap_to_audio, wave_level
+from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tokens.audio.features import speech_features
 from multimodal.tokens.text.hub.recognizers import WithEnd
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -53,37 +53,14 @@ class Fusion(NamedTuple):
 
 
 class HybridBeam(NamedTuple):
-    """Beam search settings: `ctc_weight` of the CTC prefix score (0.3 in Watanabe et al. 2017); `length_penalty` as in
-    `beam_search`; `lm`, `lm_weight` and `lm_bonus` (per word) as in `lm_fusion.ShallowFusion`."""
+    """Beam search settings: `ctc_weight` of the CTC prefix score (0.3 in Watanabe et al. 2017); `lm`, `lm_weight`
+    and `lm_bonus` (per word) as in `lm_fusion.ShallowFusion`."""
 
     size: int = 10
     ctc_weight: float = 0.3
-    length_penalty: float | None = 0.0
     lm: Fusion | None = None
     lm_weight: float = 0.3
     lm_bonus: float = 0.0
-
-
-class WindowTranscript(NamedTuple):
-    """Text of one window; word times in seconds from its beginning.
-
-    `avg_logprob`: log-probability per token, counting the end as one; with a CTC that of its best path, independent of
-    beam and language model. `no_speech_prob`: probability of an empty text. `cut`: at the most tokens of a window."""
-
-    ids: list[int]
-    words: list[WordTiming]
-    avg_logprob: float
-    no_speech_prob: float
-    cut: bool = False
-
-    def snap_to_audio(self, wave: Float[Tensor, "T"]) -> "WindowTranscript":
-        """Snap the word times to the window's audio."""
-        return self._replace(words=snap_to_audio(self.words, wave_level(wave)))
-
-    @property
-    def confidence(self) -> float:
-        """Mean alignment probability of the words; 1 without words."""
-        return sum(word.probability for word in self.words) / len(self.words) if self.words else 1.0
 
 
 @inference_mode()
@@ -114,8 +91,7 @@ def decode_frames(
         return _by_transducer(model, encoded, checkpoint, options)
     if isinstance(model, SpeechSeq2Seq):
         further = search_settings(checkpoint).get("eos_token_id", ())
-        texts = decode_texts(model, encoded, tokenizer_of(checkpoint), options, further)
-        return [WindowTranscript(*one) for one in texts]
+        return decode_texts(model, encoded, tokenizer_of(checkpoint), options, further)
     blank = model.config.blank
     # window by window: the last bits of a matrix product may depend on its number of rows
     logprobs = [model.ctc_logits(frames[None])[0].float().log_softmax(-1) for frames in encoded]
@@ -148,7 +124,7 @@ def _by_transducer(
         device = next(model.parameters()).device
         fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts, device)
     beams = options.beam_size or (5 if fuse is not None else 1)
-    return [WindowTranscript(*one) for one in decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)]
+    return decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)
 
 
 Options = TypeVar("Options", bound=SpeechDecodingOptions)
@@ -257,7 +233,7 @@ def hybrid_beam_search(
         cache = model.decoder.new_cache()
     return beam_search(
         step, prompt, cache, eos=tokenizer.eos_id, max_new=limits, beams=options.size, patience=math.inf,
-        length_penalty=options.length_penalty, scorer=scorer,
+        length_penalty=0.0, scorer=scorer,
     )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from multimodal.inference.modules import inference_mode
 from multimodal.models.conformer import ConformerCTC
-from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, decode_frames, decode_windows
+from multimodal.tasks.transcribe.conformer.decode import decode_frames, decode_windows
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
+from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tokens.audio.log_mel import HOP, WINDOW, filterbank
 from multimodal.weights.folder import Checkpoint
 

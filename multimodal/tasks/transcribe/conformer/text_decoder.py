@@ -15,6 +15,7 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.speech.canary import Canary
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
+from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -64,9 +65,9 @@ def languages(names: Mapping[str, int]) -> list[str]:
 def decode_texts(
     model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer,
     options: SpeechDecodingOptions, further: Sequence[int],
-) -> list[tuple[list[int], list[WordTiming], float, float, bool]]:  # fmt: skip
-    """Ids, the text as one word over the window, average log-probability with the end, probability of no text, and
-    whether the text was cut. `further`: ids that end a text besides the model's and the tokenizer's."""
+) -> list[WindowTranscript]:  # fmt: skip
+    """Transcripts, each with its text as one word over the window. `further`: ids that end a text besides the model's
+    and the tokenizer's."""
     prompt, ends = prompt_of(model, tokenizer, options), (model.config.end_id, *tokenizer.end_ids, *further)
     return [_decoded(model, frames, tokenizer, prompt, ends, options.beam_size or 1) for frames in encoded]
 
@@ -74,7 +75,7 @@ def decode_texts(
 def _decoded(
     model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, start: list[int], ends: Sequence[int],
     beams: int,
-) -> tuple[list[int], list[WordTiming], float, float, bool]:  # fmt: skip
+) -> WindowTranscript:  # fmt: skip
     config, seconds = model.config, len(frames) * model.config.encoder.seconds
     step = sampling.cross_attention_step(model.decode, frames[None])
     prompt = torch.tensor([start], device=frames.device)
@@ -88,4 +89,5 @@ def _decoded(
     ids, score = found.ids[0], found.logprobs[0] / (len(found.ids[0]) + 1)
     empty = model.decode(prompt, frames[None])[0, -1].float().softmax(-1)[list(dict.fromkeys(ends))].sum()
     word = WordTiming(f" {tokenizer.decode(ids).strip()}", ids, 0.0, seconds, math.exp(score))
-    return ids, [word] if word.word.strip() else [], score, float(empty), len(ids) == limits["max_new"]
+    words = [word] if word.word.strip() else []
+    return WindowTranscript(ids, words, score, float(empty), len(ids) == limits["max_new"])

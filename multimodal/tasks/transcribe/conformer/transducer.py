@@ -9,6 +9,7 @@ from torch import Tensor
 from multimodal.decoding.lm_fusion import LanguageModel, WordStarts
 from multimodal.decoding.transducer import Fuse, TransducerPath, no_text_probability, transducer_beam, transducer_greedy
 from multimodal.models.speech.transducer import Transducer
+from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tasks.transcribe.word_times import WordTiming, split_on_spaces
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -36,12 +37,12 @@ def transducer_words(path: TransducerPath, tokenizer: Tokenizer, frame_seconds: 
 
 def decode_all(
     model: Transducer, encoded: Sequence[Float[Tensor, "_ J"]], tokenizer: Tokenizer, beams: int, fuse: Fuse | None
-) -> list[tuple[list[int], list[WordTiming], float, float]]:
-    """Ids, words, average log-probability per token with the end counted as one, and probability of no text of each
-    window."""
+) -> list[WindowTranscript]:
+    """Transcripts of the windows."""
     seconds, made = model.config.encoder.seconds, []
     for frames in encoded:
         path = transducer_greedy(model, frames) if beams == 1 else transducer_beam(model, frames, beams, fuse)
         score = path.logprob / (len(path.ids) + 1)
-        made.append((path.ids, transducer_words(path, tokenizer, seconds), score, no_text_probability(model, frames)))
+        words, empty = transducer_words(path, tokenizer, seconds), no_text_probability(model, frames)
+        made.append(WindowTranscript(path.ids, words, score, empty))
     return made

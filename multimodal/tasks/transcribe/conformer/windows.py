@@ -9,9 +9,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.tasks.transcribe.conformer.decode import WindowTranscript, tokenizer_of
+from multimodal.tasks.transcribe.conformer.decode import tokenizer_of
 from multimodal.tasks.transcribe.options import LONGEST_WINDOW, RecognizerOptions, SpeechDecodingOptions
-from multimodal.tasks.transcribe.results import Transcription, compression_ratio
+from multimodal.tasks.transcribe.results import Transcription, WindowTranscript, compression_ratio
 from multimodal.tasks.transcribe.timeline import Span
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.audio.levels import SILENT

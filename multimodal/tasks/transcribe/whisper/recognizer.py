@@ -7,8 +7,8 @@ from torch import Tensor
 
 from multimodal.inference.modules import inference_mode
 from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, survey
-from multimodal.tasks.transcribe.conformer.decode import WindowTranscript
 from multimodal.tasks.transcribe.options import WhisperOptions
+from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tasks.transcribe.sessions import whisper_language
 from multimodal.tasks.transcribe.whisper.decode import (
     Decode,
