@@ -23,6 +23,10 @@ from multimodal.weights.fit import check_markers, check_size, check_values, chec
 from multimodal.weights.folder import Checkpoint, build, fill
 from multimodal.weights.table import NameRow, Tensors, check, export_tensors, load_tensors
 
+ACTIVATIONS = {  # ours by transformers' names
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
+}  # fmt: skip
 # models whose generate follows generation_config.json
 SEARCHED = (TextTransformer, EncoderDecoder, AnyToText, GIT, SpeechSeq2Seq)
 
@@ -113,6 +117,19 @@ class Family:
     def export(self, model: nn.Module) -> Tensors:
         """Tensors of the model under the family's names."""
         return export_tensors(self.rows(model.config), model.state_dict())
+
+
+def activation(config: dict[str, Any], *keys: str) -> str:
+    """Ours of the first of these keys that is stated. Raises CheckpointError for an unknown one."""
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    if (value := config[key]) not in ACTIVATIONS:
+        raise CheckpointError(f"config.json: {key} {value!r} is not supported")
+    return ACTIVATIONS[value]
+
+
+def renamed(names: dict[str, str]) -> Callable[[dict[str, Any], Tensors], dict[str, Any]]:
+    """`complete` of a family that has other names for some keys."""
+    return lambda config, tensors: {names.get(key, key): value for key, value in config.items()}
 
 
 def architecture(config: dict[str, Any]) -> str:

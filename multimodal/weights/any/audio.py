@@ -14,14 +14,8 @@ from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.whisper import WhisperEncoderConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
-from multimodal.weights.any.parts import (
-    activation,
-    decoder_config,
-    decoder_rows,
-    decoder_tokenizer,
-    perceptron_rows,
-)
-from multimodal.weights.family import Family
+from multimodal.weights.any.parts import decoder_config, decoder_rows, decoder_tokenizer, perceptron_rows
+from multimodal.weights.family import Family, activation
 from multimodal.weights.speech.whisper import PREPROCESSOR, check_features
 from multimodal.weights.table import NameRow, Tensors, linears, under, weight_and_bias
 
@@ -88,7 +82,7 @@ def voxtral_config(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
         raise CheckpointError(f"config.json: {audio.context} states of {audio.width} do not merge by {stacked}")
     connector = ConnectorConfig(
         audio.width, decoder.width, stack=stacked, hidden=decoder.width,
-        activation=activation(config, "projector_hidden_act"), bias=False,
+        activation=activation({"projector_hidden_act": "gelu"} | config, "projector_hidden_act"), bias=False,
     )  # fmt: skip
     return AnyToTextConfig(decoder, (config["audio_token_id"],), audio=audio, audio_connector=connector)
 

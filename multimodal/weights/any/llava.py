@@ -16,14 +16,8 @@ from multimodal.models.vit import ViTConfig
 from multimodal.system.files import shown
 from multimodal.tokens.image.preprocessing import Preprocessing, Tiling
 from multimodal.weights.any.chat import chat_format
-from multimodal.weights.any.parts import (
-    activation,
-    decoder_config,
-    decoder_rows,
-    decoder_tokenizer,
-    perceptron_rows,
-)
-from multimodal.weights.family import Family
+from multimodal.weights.any.parts import decoder_config, decoder_rows, decoder_tokenizer, perceptron_rows
+from multimodal.weights.family import Family, activation
 from multimodal.weights.table import NameRow, Tensors, under
 from multimodal.weights.vision import clip_hf, image_processor, siglip
 
@@ -67,7 +61,7 @@ def layers_of(layer: Any, image: ViTConfig) -> int:
 
 def config_from(config: dict[str, Any], tensors: Tensors, several: bool) -> AnyToTextConfig:
     """`several`: LLaVA-OneVision, with tiles, several images and videos."""
-    config = (ONE_VISION if several else LLAVA) | config
+    config = {"projector_hidden_act": "gelu"} | (ONE_VISION if several else LLAVA) | config
     image, decoder = tower(config), decoder_config(config, tensors, "qwen2" if several else "llama")
     select = config["vision_feature_select_strategy"]
     known = ["default"] * image.class_token + ["full"] * (not image.class_token or not several)  # tiles are squares

@@ -12,7 +12,6 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import media_tokens
 from multimodal.weights.table import NameRow, Tensors, under, weight_and_bias
 from multimodal.weights.text import llama
-from multimodal.weights.vision import clip_hf
 
 # the sizes that LlamaConfig, MistralConfig and Qwen2Config have by default, which files of such models leave out
 SIZES: dict[str, dict[str, Any]] = {
@@ -23,7 +22,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
               "num_attention_heads": 32},
 }  # fmt: skip
-ACTIVATIONS = clip_hf.ACTIVATIONS | {"silu": "silu", "relu": "relu"}
 
 
 class Names(NamedTuple):
@@ -58,14 +56,6 @@ def perceptron_rows(foreign: str, ours: str, bias: bool = True) -> list[NameRow]
     """Rows of `linear_1` and `linear_2`."""
     rows = [*weight_and_bias("linear_1", "up"), *weight_and_bias("linear_2", "out")]
     return under(foreign, ours, [row for row in rows if bias or not row.foreign.endswith("bias")])
-
-
-def activation(config: dict[str, Any], key: str) -> str:
-    """Raises CheckpointError for an unknown one."""
-    name = config.get(key, "gelu")
-    if name not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: {key} {name!r} is not supported")
-    return ACTIVATIONS[name]
 
 
 def decoder_tokenizer(

@@ -21,12 +21,10 @@ from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.fairseq import pieces_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, activation
 from multimodal.weights.table import NO_FIRST, NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.vision.clip_hf import ACTIVATIONS as GELUS
 
-ACTIVATIONS = GELUS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 # defaults of BartConfig and MBartConfig
 DEFAULTS = {
     "vocab_size": 50265, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "gelu",
@@ -46,8 +44,6 @@ def text_to_text(
 ) -> EncoderDecoderConfig:  # fmt: skip
     """Raises CheckpointError for an unknown activation, sinusoids of an odd
     width, and embeddings that should repeat one another and differ."""
-    if c["activation_function"] not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: activation_function {c['activation_function']!r} is not supported")
     width, shared = c["d_model"], c.get("share_encoder_decoder_embeddings", True)
     if positions.kind == "sinusoidal" and width % 2:
         raise CheckpointError(f"config.json: d_model {width} must be even for sinusoidal positions")
@@ -59,7 +55,7 @@ def text_to_text(
     def stack(side: str):
         made = transformer(
             width, c[f"{side}_layers"], c[f"{side}_attention_heads"], c[f"{side}_ffn_dim"],
-            activation=ACTIVATIONS[c["activation_function"]], final_norm=not post_norm,
+            activation=activation(c, "activation_function"), final_norm=not post_norm,
             source_width=width if side == "decoder" else None,
         )  # fmt: skip
         return replace(made, block=replace(made.block, post_norm=post_norm))

@@ -23,13 +23,11 @@ from multimodal.tokens.text.hub.fairseq import pieces_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, activation
 from multimodal.weights.folder import build
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
-from multimodal.weights.vision import clip_hf
 
-ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu"}
 WORD = "embeddings.word_embeddings.weight"
 TAGS, SPANS = "classifier", "qa_outputs"
 # of a config.json: kept for an export; the two others hold the activation of sentence-transformers' cross-encoders
@@ -82,11 +80,9 @@ def decoder_config(
     """Raises CheckpointError for an unknown activation or positions that are not absolute."""
     if (kind := text.get("position_embedding_type", "absolute")) != "absolute":
         raise CheckpointError(f"config.json: position_embedding_type {kind!r} is not supported")
-    if text["hidden_act"] not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
     stack = transformer(
         text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"], text["intermediate_size"],
-        activation=ACTIVATIONS[text["hidden_act"]], norm_eps=text["layer_norm_eps"], final_norm=False,
+        activation=activation(text, "hidden_act"), norm_eps=text["layer_norm_eps"], final_norm=False,
         source_width=source_width,
     )  # fmt: skip
     stack = replace(stack, block=replace(stack.block, post_norm=True))

@@ -15,7 +15,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, activation
 from multimodal.weights.table import (
     THIRDS,
     TRANSPOSE,
@@ -35,8 +35,6 @@ DEFAULTS = {
     "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
     "scale_attn_weights": True, "model_type": "gpt2",
 }  # fmt: skip
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",
-               "silu": "silu", "swish": "silu", "quick_gelu": "quick_gelu", "tanh": "tanh"}  # fmt: skip
 OFF = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 PREFIX, EMBEDDING, HEAD = "transformer.", "wte.weight", "lm_head.weight"
 TURNED_THIRDS = Op(lambda t: list(t.T.chunk(3)), lambda ours: joined(ours).T)
@@ -47,12 +45,10 @@ def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConf
     for name in OFF:
         if text.get(name):
             raise CheckpointError(f"config.json: {name} {text[name]!r} is not supported")
-    if (activation := text["activation_function"]) not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: activation_function {activation!r} is not supported")
     width = text["n_embd"]
     stack = transformer(
-        width, text["n_layer"], text["n_head"], text["n_inner"] or 4 * width, activation=ACTIVATIONS[activation],
-        norm_eps=text["layer_norm_epsilon"],
+        width, text["n_layer"], text["n_head"], text["n_inner"] or 4 * width,
+        activation=activation(text, "activation_function"), norm_eps=text["layer_norm_epsilon"],
     )  # fmt: skip
     if not text["scale_attn_weights"]:
         stack = replace(stack, block=replace(stack.block, attention=replace(stack.block.attention, scale=1.0)))

@@ -24,6 +24,7 @@ from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bert
+from multimodal.weights.text.decoders.common import LLAMA as LAYER
 from multimodal.weights.text.decoders.common import changed, windowed
 from multimodal.weights.text.decoders.rope import positions
 
@@ -166,16 +167,10 @@ def meta_rows(config: TextConfig) -> list[NameRow]:
 
 def hf_rows(config: TextConfig, base: str = "model.", head: str = HUGGING_FACE[1]) -> list[NameRow]:
     """`base`: prefix of all names but the head's."""
-    names = {
-        "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key",
-        "self_attn.v_proj": "attention.value", "self_attn.o_proj": "attention.out", "mlp.gate_proj": "feed.gate",
-        "mlp.up_proj": "feed.up", "mlp.down_proj": "feed.down", "input_layernorm": "attention_branch.norm",
-        "post_attention_layernorm": "feed_branch.norm",
-    }  # fmt: skip
     embedding = f"{base}embed_tokens.weight"
     ends = {embedding: "embed.weight", f"{base}norm.weight": "stack.norm.weight"}
     rates = NameRow(f"{base}layers.{{}}.self_attn.rotary_emb.inv_freq", reason="follows from rope_theta", optional=True)
-    return _rows(config, f"{base}layers.{{}}.", names, ends, (embedding, head), rates)
+    return _rows(config, f"{base}layers.{{}}.", LAYER, ends, (embedding, head), rates)
 
 
 def meta_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:

@@ -19,7 +19,7 @@ from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.system.records import checked
 from multimodal.tokens.text.t5 import t5_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
-from multimodal.weights.family import Family
+from multimodal.weights.family import ACTIVATIONS, Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bart, bert
 from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
@@ -48,14 +48,14 @@ def _encoder(c: dict[str, Any], vocabulary: int) -> TextConfig:
     # "gated-gelu" has always meant the tanh approximation; the two newer keys override it
     activation = c.get("dense_act_fn", "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
     gated = c.get("is_gated_act", kind.startswith("gated-"))
-    if activation not in bart.ACTIVATIONS or type(gated) is not bool:
+    if activation not in ACTIVATIONS or type(gated) is not bool:
         raise CheckpointError(
             f"config.json: feed_forward_proj {kind!r}, dense_act_fn {activation!r}, is_gated_act {gated!r} is not "
             "supported"
         )
     attention = AttentionConfig(c["d_model"], c["num_heads"], head_width=c["d_kv"], bias=False, scale=1.0)
     block = BlockConfig(
-        attention, c["d_ff"], bart.ACTIVATIONS[activation], gated, norm="rms", norm_eps=c["layer_norm_epsilon"]
+        attention, c["d_ff"], ACTIVATIONS[activation], gated, norm="rms", norm_eps=c["layer_norm_epsilon"]
     )
     positions = PositionConfig(
         "bucket", buckets=c["relative_attention_num_buckets"], furthest=c["relative_attention_max_distance"]

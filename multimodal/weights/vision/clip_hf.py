@@ -15,7 +15,7 @@ from multimodal.system.files import optional_json
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, activation
 from multimodal.weights.table import FIRST, NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.vision.image_processor import preprocessing
 from multimodal.weights.vision.open_clip import pair
@@ -30,7 +30,6 @@ VISION = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
-ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 METACLIP2 = "metaclip_2"  # whose eos is 2 indeed
 OWN = {"class_token": True, "patch_bias": False, "stem_norm": True}  # of CLIP's image tower, which GIT has too
 
@@ -42,11 +41,9 @@ def part(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[st
 
 def stack(part: dict[str, Any]):
     """Blocks of one tower. Raises CheckpointError for an unknown activation."""
-    if part["hidden_act"] not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: hidden_act {part['hidden_act']!r} is not supported")
     return transformer(
         part["hidden_size"], part["num_hidden_layers"], part["num_attention_heads"], part["intermediate_size"],
-        activation=ACTIVATIONS[part["hidden_act"]], norm_eps=part["layer_norm_eps"],
+        activation=activation(part, "hidden_act"), norm_eps=part["layer_norm_eps"],
     )  # fmt: skip
 
 

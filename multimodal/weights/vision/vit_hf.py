@@ -15,14 +15,12 @@ from multimodal.blocks.positions import GridRotary
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.weights.family import Family
+from multimodal.weights.family import Family, activation
 from multimodal.weights.table import HALVES, NO_FIRST, NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.text.bert import class_names
-from multimodal.weights.vision import clip_hf
 from multimodal.weights.vision.image_processor import preprocessing
 from multimodal.weights.vision.open_clip import pair
 
-ACTIVATIONS = clip_hf.ACTIVATIONS | {name: name for name in ("relu", "silu", "tanh")}
 COMMON = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
           "hidden_act": "gelu", "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16, "num_channels": 3,
           "qkv_bias": True}  # fmt: skip
@@ -70,15 +68,13 @@ def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTCon
     for name, value in spec.only.items():
         if config[name] != value:
             raise CheckpointError(f"config.json: {name} {config[name]!r} is not supported")
-    if config["hidden_act"] not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported")
     image, patch = pair(config["image_size"]), pair(config["patch_size"])
     if patch[0] != patch[1] or config["num_channels"] != 3:
         raise CheckpointError(f"config.json: patch_size {patch} with num_channels {config['num_channels']}")
     hidden = config["hidden_size"] * config["mlp_ratio"] if "mlp_ratio" in config else config["intermediate_size"]
     stack = transformer(
         config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"], hidden,
-        activation=ACTIVATIONS[config["hidden_act"]], norm_eps=config["layer_norm_eps"],
+        activation=activation(config, "hidden_act"), norm_eps=config["layer_norm_eps"],
     )  # fmt: skip
     head = next((tensors[name] for name in ("classifier.weight", "cls_classifier.weight") if name in tensors), ())
     if f"{spec.type}.embeddings.cls_token" in tensors and not len(head):
@@ -86,13 +82,11 @@ def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTCon
     pooler = "pooler.dense.weight" in tensors
     if len(head) and config.get("problem_type") == "regression":
         raise CheckpointError("config.json: problem_type 'regression' is not supported: its outputs are no classes")
-    if pooler and config["pooler_act"] not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r} is not supported")
     if pooler and config["pooler_output_size"] not in (None, config["hidden_size"]):
         raise CheckpointError(f"config.json: pooler_output_size {config['pooler_output_size']} is not supported")
     made = ViTConfig(
         tuple(image), patch[0], stack, "token", True, classes=len(head), position_offset=0.0,
-        pool_map=ACTIVATIONS[config["pooler_act"]] if pooler else None,
+        pool_map=activation(config, "pooler_act") if pooler else None,
     )  # fmt: skip
     made = _block(made, {"qkv_bias": bool(config["qkv_bias"])})
     return spec.config_from(made, config, tensors)

@@ -19,9 +19,7 @@ from multimodal.weights.folder import MOST_LAYERS
 from multimodal.weights.table import NameRow, Op, Tensors, joined, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
-from multimodal.weights.vision import clip_hf
 
-ACTIVATIONS = clip_hf.ACTIVATIONS | {"relu": "relu", "silu": "silu", "swish": "silu", "gelu_fast": "gelu_tanh"}
 KINDS = ("full_attention", "sliding_attention")
 ENDS = {"embed_tokens": "embed", "norm": "stack.norm"}
 SELF = {f"self_attn.{part}_proj": f"attention.{ours}" for part, ours in
@@ -116,14 +114,6 @@ def fused_qkv(foreign: str, groups: int, queries: int, keys: int, width: int) ->
         return joined([part.unflatten(0, (groups, -1, width)) for part in ours], 1).flatten(0, 2)
 
     return weight_and_bias(foreign, qkv("attention"), Op(load, export))
-
-
-def activation(text: dict[str, Any], *names: str) -> str:
-    """Ours of the first of these options that is stated. Raises CheckpointError for an unknown one."""
-    name, value = next(((name, text[name]) for name in names if text.get(name) is not None), (names[0], None))
-    if value not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: {name} {value!r} is not supported")
-    return ACTIVATIONS[value]
 
 
 def windowed(

@@ -10,8 +10,9 @@ from typing import Any
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.weights.table import NameRow, Tensors, linears
-from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv
+from multimodal.weights.family import activation, renamed
+from multimodal.weights.table import NameRow, linears
+from multimodal.weights.text.decoders.common import DecoderSpec, changed, families, fused_qkv
 from multimodal.weights.text.decoders.rope import positions
 
 OLD = {"n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_head_kv": "num_kv_heads"}
@@ -52,10 +53,6 @@ def _rows(config: TextConfig) -> list[NameRow]:
     return [*fused, *linears(TWO if parallel == "two" else ONE)]
 
 
-def _renamed(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    return {OLD.get(name, name): value for name, value in config.items()}
-
-
 FALCON, FALCON_MODEL = families(DecoderSpec(
     ("falcon",), _config,
     {"self_attention.dense": "attention.out", "mlp.dense_h_to_4h": "feed.up", "mlp.dense_4h_to_h": "feed.down"},
@@ -65,4 +62,4 @@ FALCON, FALCON_MODEL = families(DecoderSpec(
     _rows, ends={"word_embeddings": "embed", "ln_f": "stack.norm"}, base="transformer.", layer="h.{}.",
     first="self_attention.query_key_value.weight",
     unread=("self_attention.rotary_emb.inv_freq",),
-), complete=_renamed)  # fmt: skip
+), complete=renamed(OLD))  # fmt: skip

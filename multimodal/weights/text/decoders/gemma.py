@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
+from multimodal.weights.family import activation
 from multimodal.weights.text import llama
 from multimodal.weights.text.decoders.common import (
     GATED,
     LLAMA,
     SELF,
     DecoderSpec,
-    activation,
     changed,
     families,
     windowed,

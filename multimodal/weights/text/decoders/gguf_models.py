@@ -137,9 +137,8 @@ def _as_stored(arch: str, name: str, tensor: Tensor, config: dict[str, Any]) -> 
     """The tensor as Hugging Face's files hold it."""
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return tensor - 1
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads")}
-    count = next((heads[part] for part in heads if f".{part}." in name), None) or heads["q_proj"]
-    if arch in PAIRED and (".q_proj." in name or ".k_proj." in name):
+    if arch in PAIRED and ((keys := ".k_proj." in name) or ".q_proj." in name):
+        count = (keys and config.get("num_key_value_heads")) or config["num_attention_heads"]
         pairs = tensor.unflatten(0, (count, -1, 2))
         return torch.cat([pairs[:, :, 0], pairs[:, :, 1]], 1).flatten(0, 1)
     return tensor

@@ -8,8 +8,9 @@ from typing import Any
 
 from multimodal.blocks.stack import transformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.weights.table import NameRow, Tensors
-from multimodal.weights.text.decoders.common import DecoderSpec, activation, changed, families, fused_qkv
+from multimodal.weights.family import activation, renamed
+from multimodal.weights.table import NameRow
+from multimodal.weights.text.decoders.common import DecoderSpec, changed, families, fused_qkv
 from multimodal.weights.text.decoders.rope import positions
 
 FEED = {"mlp.dense_h_to_4h": "feed.up", "mlp.dense_4h_to_h": "feed.down", "input_layernorm": "attention_branch.norm",
@@ -40,10 +41,6 @@ def _bloom(text: dict[str, Any]) -> TextConfig:
     )  # fmt: skip
 
 
-def _renamed(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    return {BLOOM_NAMES.get(name, name): value for name, value in config.items()}
-
-
 def _fused(config: TextConfig, name: str) -> list[NameRow]:
     own = config.stack.block.attention
     return fused_qkv(name, own.heads, 1, 1, own.head_size)
@@ -65,4 +62,4 @@ BLOOM, BLOOM_MODEL = families(DecoderSpec(
     ends={"word_embeddings": "embed", "word_embeddings_layernorm": "norm", "ln_f": "stack.norm"},
     base="transformer.", layer="h.{}.", first="self_attention.query_key_value.weight",
     only={"apply_residual_connection_post_layernorm": (False,), "slow_but_exact": (False,)}, unread=(),
-), complete=_renamed)  # fmt: skip
+), complete=renamed(BLOOM_NAMES))  # fmt: skip

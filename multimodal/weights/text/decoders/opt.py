@@ -8,8 +8,9 @@ from typing import Any
 
 from multimodal.blocks.stack import transformer
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.weights.family import activation
 from multimodal.weights.table import NameRow
-from multimodal.weights.text.decoders.common import SELF, DecoderSpec, activation, changed, families
+from multimodal.weights.text.decoders.common import SELF, DecoderSpec, changed, families
 
 NAMES = {name: ours for name, ours in SELF.items() if ours != "attention.out"} | {
     "self_attn.out_proj": "attention.out", "fc1": "feed.up", "fc2": "feed.down",

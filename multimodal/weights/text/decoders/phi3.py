@@ -6,12 +6,12 @@ beyond `original_max_position_embeddings`. Phi-4 mini turns three quarters of ea
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
+from multimodal.weights.family import activation
 from multimodal.weights.table import HALVES, NameRow, weight_and_bias
 from multimodal.weights.text import llama
 from multimodal.weights.text.decoders.common import (
     NORMS,
     DecoderSpec,
-    activation,
     changed,
     families,
     fused_qkv,

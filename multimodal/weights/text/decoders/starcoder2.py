@@ -3,8 +3,9 @@
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
+from multimodal.weights.family import activation
 from multimodal.weights.text import llama
-from multimodal.weights.text.decoders.common import NORMS, SELF, DecoderSpec, activation, changed, families, windowed
+from multimodal.weights.text.decoders.common import NORMS, SELF, DecoderSpec, changed, families, windowed
 
 
 def _config(text: dict[str, Any]) -> TextConfig:

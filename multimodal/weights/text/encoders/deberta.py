@@ -14,6 +14,7 @@ from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.build import BERT_NAMES, METASPACE, unigram_tokenizer
 from multimodal.tokens.text.hub.pipeline import FILE as PIPELINE
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
+from multimodal.weights.family import activation
 from multimodal.weights.table import NameRow, Tensors, linears, under, weight_and_bias
 from multimodal.weights.text import bert, bert_hf
 from multimodal.weights.text.decoders.common import changed
@@ -58,10 +59,8 @@ def config_from(config: dict[str, Any], tensors: Tensors, prefix: str) -> TextCo
     made = replace(bert.encoder_config(config | bert.ENCODER, tensors, prefix, bert_hf.HEAD), positions=positions)
     own = made.stack.block.attention
     made = changed(made, scale=(3 * own.width // own.heads) ** -0.5)
-    act = bert.ACTIVATIONS.get(config["pooler_hidden_act"])
-    if "pooler.dense.weight" in tensors and act is None:
-        raise CheckpointError(f"config.json: pooler_hidden_act {config['pooler_hidden_act']!r} is not supported")
-    return bert.with_classes(made, tensors, config, {"pooler.dense": act or "gelu"}, bert.TAGS)
+    pools = {"pooler.dense": activation(config, "pooler_hidden_act")} if "pooler.dense.weight" in tensors else {}
+    return bert.with_classes(made, tensors, config, pools, bert.TAGS)
 
 
 def rows(config: TextConfig, prefix: str) -> list[NameRow]:

@@ -7,6 +7,7 @@ where BERT's pooler has tanh. Sinusoids are stored in the file."""
 from typing import Any
 
 from multimodal.models.text_config import TextConfig
+from multimodal.weights.family import renamed
 from multimodal.weights.table import NameRow, Tensors, linears, under
 from multimodal.weights.text import bert
 
@@ -40,8 +41,4 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
     ]
 
 
-def _renamed(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    return {NAMES.get(name, name): value for name, value in config.items()}
-
-
-FAMILY, MODEL = bert.families(("distilbert",), config_from, rows, DEFAULTS, complete=_renamed)
+FAMILY, MODEL = bert.families(("distilbert",), config_from, rows, DEFAULTS, complete=renamed(NAMES))

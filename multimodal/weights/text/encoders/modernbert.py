@@ -12,11 +12,10 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.weights.family import Family
-from multimodal.weights.table import THIRDS, NameRow, Tensors, linears, qkv, repeat, under, weight_and_bias
+from multimodal.weights.family import Family, activation
+from multimodal.weights.table import HALVES, THIRDS, NameRow, Tensors, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.text.decoders.common import activation, changed, windowed
-from multimodal.weights.text.decoders.phi3 import HALVES
+from multimodal.weights.text.decoders.common import changed, windowed
 from multimodal.weights.text.decoders.rope import positions
 
 # ModernBertConfig's defaults

@@ -18,7 +18,7 @@ RELATIVE = {"use_relative_position_bias": True}
 # family, transformers' class, options
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ViT": ("vit", "ViTForImageClassification", {}),
-    "ViT, pooler": ("vit", "ViTModel", {"hidden_act": "gelu_new"}),
+    "ViT, pooler": ("vit", "ViTModel", {"hidden_act": "gelu_fast"}),
     "DeiT": ("deit", "DeiTForImageClassificationWithTeacher", {}),
     "DeiT, one head": ("deit", "DeiTForImageClassification", {"qkv_bias": False}),
     "DeiT, pooler": ("deit", "DeiTModel", {}),
