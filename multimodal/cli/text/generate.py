@@ -143,7 +143,7 @@ def _stream(asked: _Asked, name: str, line: str | bytes) -> int:
 
 
 def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes]]) -> int:
-    from multimodal.tasks.encode.attempts import item_error
+    from multimodal.tasks.encode.attempts import in_parts_of, item_error
 
     code, records, shown = 0, [], Progress("prompts")
     for first in range(0, len(lines), asked.write.options.batch_size):
@@ -153,7 +153,7 @@ def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes
                 rows.append(asked.write.ids(asked.text(name, line), asked.name(name)))
             except TextError as error:
                 code, _ = fail(error), rows.append(None)
-        found = iter(_continued(asked.write, [row for row in rows if row is not None]))
+        found = iter(in_parts_of(asked.write, [row for row in rows if row is not None]))
         for (name, line), row in zip(part, rows, strict=True):
             made = [] if row is None else next(found)
             if isinstance(made, Exception):
@@ -166,12 +166,6 @@ def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes
     if options.format == "json":
         print_json(records)
     return code
-
-
-def _continued(write: "TextWriter", rows: list[list[int]]) -> "list[list[Continuation] | Exception]":
-    from multimodal.tasks.encode.attempts import in_parts
-
-    return in_parts(lambda part: write(rows[part]), len(rows))
 
 
 def _print(made: "list[Continuation]", lone: bool) -> None:

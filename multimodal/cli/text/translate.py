@@ -58,7 +58,7 @@ def check(p: Parser, options: Namespace) -> None:
 
 def run(options: Namespace) -> int:
     from multimodal.inference.prepare import prepare_for_inference
-    from multimodal.tasks.encode.attempts import item_error
+    from multimodal.tasks.encode.attempts import in_parts_of, item_error
     from multimodal.tasks.encode.search_defaults import warn_of_search
     from multimodal.tasks.text.translate import TranslationWriter, asked_of, warn_of_cuts
 
@@ -78,7 +78,7 @@ def run(options: Namespace) -> int:
             part = lines[first : first + size]
             sources = [_read(translator, name, text) for name, text in part]
             code = code or int(None in sources)
-            found = iter(_translated(translator, [one for one in sources if one is not None]))
+            found = iter(in_parts_of(translator, [one for one in sources if one is not None]))
             for number, ((name, text), one) in enumerate(zip(part, sources, strict=True), first + 1):
                 made = None if one is None else next(found)
                 if isinstance(made, Exception):
@@ -91,12 +91,6 @@ def run(options: Namespace) -> int:
     shown.clear()
     warn_of_cuts(told)
     return code
-
-
-def _translated(translator: "TranslationWriter", sources: "list[SourceText]") -> "list[Translation | Exception]":
-    from multimodal.tasks.encode.attempts import in_parts
-
-    return in_parts(lambda part: translator(sources[part]), len(sources))
 
 
 def _read(translator: "TranslationWriter", name: str, text: str | bytes) -> "SourceText | None":

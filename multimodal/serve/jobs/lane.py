@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from multimodal.errors import MultimodalError
-from multimodal.tasks.encode.attempts import in_parts
+from multimodal.tasks.encode.attempts import in_parts_of
 
 log = logging.getLogger(__name__)
 GATHER = 0.03  # seconds that a first batch waits for jobs that are being made, and that a job in the making is awaited
@@ -199,7 +199,7 @@ class Lane:
         self.batches(len(batch))
         self.served = [one.job for one in batch]
         try:
-            answers = in_parts(lambda part: serve(payloads[part]), len(batch))
+            answers = in_parts_of(serve, payloads)
         except CancelledJobError as error:  # by `check`
             answers = [error] * len(batch)
         except Exception:

@@ -1,7 +1,7 @@
 """Isolate the failure of one item in a batch."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from multimodal.errors import CheckpointError, MultimodalError, UsageError
 from multimodal.system.memory import out_of_memory
@@ -30,6 +30,11 @@ def in_parts(work: Callable[[slice], Sequence[Result]], count: int) -> list[Resu
             middle = (part.start + part.stop) // 2
             parts += [slice(middle, part.stop), slice(part.start, middle)]
     return results
+
+
+def in_parts_of(work: Callable[[list[Any]], Sequence[Result]], items: list[Any]) -> list[Result | Exception]:
+    """`in_parts` of work on lists of items."""
+    return in_parts(lambda part: work(items[part]), len(items))
 
 
 def item_error(error: Exception, name: str, kind: type[MultimodalError]) -> MultimodalError:

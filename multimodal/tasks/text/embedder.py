@@ -13,7 +13,7 @@ from multimodal.inference.modules import inference_mode
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.system.files import shown
 from multimodal.tasks.encode.arguments import EmbedderArguments
-from multimodal.tasks.encode.attempts import in_parts, item_error
+from multimodal.tasks.encode.attempts import in_parts_of, item_error
 from multimodal.tasks.encode.columns import Columns, result_columns, source_column
 from multimodal.tasks.encode.features import encoder, kind_of
 from multimodal.tasks.encode.images import ImageBatch, check_reading
@@ -152,7 +152,7 @@ class Embedder(LoadedModel):
                 except TextError as error:
                     results[item.position] = error
             good = [item for item in part if item.position not in results]
-            made = in_parts(lambda some: list(self._vectors([item.source for item in good[some]])), len(good))  # noqa: B023
+            made = in_parts_of(lambda texts: list(self._vectors(texts)), [item.source for item in good])
             results |= {item.position: one for item, one in zip(good, made, strict=True)}
             for item in part:
                 result = results[item.position]

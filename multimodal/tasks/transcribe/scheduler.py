@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multimodal.errors import MultimodalError
-from multimodal.tasks.encode.attempts import in_parts
+from multimodal.tasks.encode.attempts import in_parts_of
 
 Stream = Generator[Any, Any, Any]
 Key = Callable[[Any], Hashable]
@@ -50,8 +50,7 @@ def run(
         if not running:
             return
         batch = _batch(running, key)
-        requests = [one.request for one in batch]
-        for one, answer in zip(batch, in_parts(lambda part: serve(requests[part]), len(batch)), strict=True):  # noqa: B023
+        for one, answer in zip(batch, in_parts_of(serve, [one.request for one in batch]), strict=True):
             one.resume(answer)
         ended, running = [one for one in batch if one.ended], [one for one in running if not one.ended]
         for one in ended:
