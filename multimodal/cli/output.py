@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from multimodal.system.files import printable
 from multimodal.system.outputs import write_output
 
 FLAGS: dict[str, str] = {}  # spelling of each argument of the running command
@@ -33,11 +34,6 @@ def in_flags(message: object) -> str:
         return FLAGS[name] if value == "True" else f"{FLAGS[name]} {value[1:-1]}"
 
     return re.sub(r"\b([A-Za-z]\w*)=(True|'[^' ]*')", spelled, text)
-
-
-def printable(text: str) -> str:
-    """The text with what would break a line or steer a terminal as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def six_digits(value: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from multimodal.system.files import ascii_only, cache_folder, write_whole
+from multimodal.system.files import cache_folder, printable, write_whole
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("c++", "g++", "clang++")
@@ -102,7 +102,7 @@ def _build(compiler: str, flags: Sequence[str], source: Path) -> bytes:
             raise _UnusableError(f"{compiler} took over {LONGEST} s") from None
         if done.returncode or not made.is_file():
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
-            raise _UnusableError(f"{compiler} failed ({ascii_only(lines[0])[:200]})")
+            raise _UnusableError(f"{compiler} failed ({printable(lines[0])[:200]})")
         return made.read_bytes()
 
 

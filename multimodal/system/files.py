@@ -28,10 +28,10 @@ _short.maxstring = _short.maxother = _short.maxlong = 40
 
 def shown(value: Any) -> str:
     """Short printable form of any value."""
-    return ascii_only(_short.repr(value))[:80]
+    return printable(_short.repr(value))[:80]
 
 
-def ascii_only(text: str) -> str:
+def printable(text: str) -> str:
     """Text on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -155,7 +155,7 @@ def strict_json(data: bytes | str, halves: bool = False) -> Any:
     except RecursionError:
         raise ValueError(f"nested deeper than {MOST_DEPTH}") from None
     except ValueError as cause:
-        raise ValueError(ascii_only(str(cause))[:120]) from None
+        raise ValueError(printable(str(cause))[:120]) from None
     finally:
         if collected:
             gc.enable()

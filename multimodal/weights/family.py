@@ -14,7 +14,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.text import TextTransformer
 from multimodal.models.vision.git import GIT
-from multimodal.system.files import ascii_only, optional_json
+from multimodal.system.files import optional_json, printable
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -135,7 +135,7 @@ def renamed(names: dict[str, str]) -> Callable[[dict[str, Any], Tensors], dict[s
 def architecture(config: dict[str, Any]) -> str:
     """Class that a foreign configuration names, or ""."""
     names = config.get("architectures")
-    return ascii_only(names[0])[:80] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    return printable(names[0])[:80] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def feature_record(folder: Path, name: str) -> dict[str, Any]:

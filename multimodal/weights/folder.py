@@ -31,7 +31,7 @@ from multimodal.models.vision.git import GIT, GITConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.system import memory
-from multimodal.system.files import ascii_only, path_of, read_json, replacing, sha256, shown
+from multimodal.system.files import path_of, printable, read_json, replacing, sha256, shown
 from multimodal.system.records import from_record, to_record
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.arrays import ImageInput, as_image
@@ -252,7 +252,7 @@ def load_folder(folder: Path) -> Checkpoint:
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
     except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError) as error:
-        raise CheckpointError(f"{where}: the model cannot be built ({ascii_only(repr(error))[:200]})") from None
+        raise CheckpointError(f"{where}: the model cannot be built ({printable(repr(error))[:200]})") from None
     weights = str(folder / WEIGHTS)
     tensors = from_stored(tensors, weights) if record.store == "int8" else tensors
     fill(model, tensors | _shared_as_saved(record, model.state_dict(), where), weights)
@@ -365,7 +365,7 @@ def _check_manifest(folder: Path) -> dict[str, str]:
             raise CheckpointError(f"{path}: missing, though manifest.json lists it")
         memory.require(path.stat().st_size, path)  # before hashing for minutes
         if sha256(path) != expected:
-            raise CheckpointError(f"{path}: sha256 differs from the manifest's {ascii_only(expected)[:12]}…")
+            raise CheckpointError(f"{path}: sha256 differs from the manifest's {printable(expected)[:12]}…")
     for path in folder.glob("*.json"):
         if path.name not in sums and path.name != "manifest.json":
             raise CheckpointError(f"{path}: not listed in manifest.json")

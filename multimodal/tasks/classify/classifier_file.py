@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, UsageError
-from multimodal.system.files import ascii_only, parse_json, path_of, shown
+from multimodal.system.files import parse_json, path_of, printable, shown
 from multimodal.system.outputs import Outputs, write_output
 from multimodal.system.records import from_record, to_record
 from multimodal.tasks.classify.calibration import Calibration
@@ -131,7 +131,7 @@ def load_classifier(path: Path, checkpoint: Checkpoint, digest: str | None = Non
     record = saved.record
     if (digest := digest or model_digest(checkpoint)) != record.model_sha256:
         raise UsageError(
-            f"{path}: was made with model {ascii_only(record.model)} (sha256 {record.model_sha256[:12]}…), but "
+            f"{path}: was made with model {printable(record.model)} (sha256 {record.model_sha256[:12]}…), but "
             f"{checkpoint.source} has other weights ({digest[:12]}…)"
         )
     own, theirs = vars(known_preprocessing(checkpoint)), vars(record.preprocessing)
