@@ -12,21 +12,8 @@ from typing import Any, NoReturn
 
 from multimodal.errors import did_you_mean
 
-PATHS = (
-    "FILE",
-    "SOURCE",
-    "MANIFEST",
-    "FOLDER",
-    "INDEX",
-    "FILE|FOLDER",
-    "DIR",
-    "DATA",
-    "PNG",
-    "IMAGE",
-    "SET",
-    "SRC",
-    "DST",
-)
+PATHS = ("FILE", "SOURCE", "MANIFEST", "FOLDER", "INDEX", "FILE|FOLDER", "DIR", "DATA", "PNG", "IMAGE", "SET", "SRC",
+         "DST")  # fmt: skip
 
 # flags that --help-all alone shows
 RARE = frozenset({

@@ -1,6 +1,7 @@
 """`multimodal info`: configuration, parameters, operations, memory, licence and training data of a model."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,28 +140,28 @@ def cost_lines(costs: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _scaled(number: int | float, units: Sequence[str], step: int = 1000) -> tuple[int | float, str]:
+    """The number in the first unit in which it is below `step`, or in the last."""
+    for unit in units[:-1]:
+        if number < step:
+            return number, unit
+        number /= step
+    return number, units[-1]
+
+
 def _count(number: int | float) -> str:
-    for unit in ("", "k", "M", "B", "T"):
-        if number < 1000 or unit == "T":
-            break
-        number /= 1000
-    return f"{number:.3g} {unit}".rstrip()
+    value, unit = _scaled(number, ("", "k", "M", "B", "T"))
+    return f"{value:.3g} {unit}".rstrip()
 
 
 def _bytes(number: int | float) -> str:
-    for unit in UNITS:
-        if number < 1024 or unit == UNITS[-1]:
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    value, unit = _scaled(number, UNITS, 1024)
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _flops(number: int | float) -> str:
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if number < 1000 or unit == "P":
-            break
-        number /= 1000
-    return f"{number:.3g} {unit}FLOP"
+    value, unit = _scaled(number, ("", "k", "M", "G", "T", "P"))
+    return f"{value:.3g} {unit}FLOP"
 
 
 def _indented(value: dict[str, Any]) -> list[str]:

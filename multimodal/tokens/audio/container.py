@@ -8,8 +8,8 @@ import struct
 KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
 W64 = bytes.fromhex("72696666 2e91cf11 a5d628db 04c10000")
 ASF_FILE = bytes.fromhex("a1dcab8c 47a9cf11 8ee400c0 0c205365")
-# Sizes in WAV headers written to a pipe, where the writer cannot seek back.
 UNCOMPRESSED = (1, 3, 0xFFFE)  # format tags of WAV: PCM, floats, either with more of a header
+# Sizes in WAV headers written to a pipe, where the writer cannot seek back.
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
 MOST_CHUNKS = 10000  # to walk; a file of empty chunks would take minutes
 

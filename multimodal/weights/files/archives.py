@@ -7,7 +7,7 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,21 +67,24 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _content(file: io.BufferedIOBase, size: int) -> Any:
+    return _reader(file)(file, size)
+
+
+def _reader(file: io.BufferedIOBase) -> Callable[[io.BufferedIOBase, int], Any]:
+    """By the first bytes; the file's position stays at the start."""
     start = file.read(4)
     file.seek(0)
     if start == b"PK\3\4":
-        return _read_zip(file, size)
+        return _read_zip
     if start[:1] == b"\x80":
-        return _read_stream(file, size)
+        return _read_stream
     raise ValueError(NEITHER.format(start))
 
 
 def check_archive(path: Path) -> None:
     """Raises CheckpointError for a file that `read_archive` cannot read by its first bytes."""
     with _naming(path), path.open("rb") as file:
-        start = file.read(4)
-        if start != b"PK\3\4" and start[:1] != b"\x80":
-            raise ValueError(NEITHER.format(start))
+        _reader(file)
 
 
 def read_pickled(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
