@@ -23,7 +23,7 @@ SOME = [
 # a scaler's scale and its overflows are read on the host; a text without an end is an error outside of training; rows
 # that have ended are looked for every eight steps, and read at the end
 KNOWN = {
-    "train CLIP float16": {"train/loop.py _compute": 1, "train/loop.py _update": 2},
+    "train CLIP float16": {"train/loop.py _work": 1, "train/loop.py _update": 2},
     "infer CLIP texts": {"models/clip.py encode_text": 1},
 }
 SEARCHED = {"decoding/captured_sampling.py captured_steps": 6}  # of greedy decoding and of sampling
