@@ -164,9 +164,8 @@ class TarRows(PackedRows):
     """Samples of tars by their indexes, which are mapped (see `shard_index`)."""
 
     def __init__(
-        self, where: str, parts: Sequence[str], files: Sequence[Path], columns: ListColumns, cache: Path | None = None
+        self, where: str, parts: Sequence[str], files: Sequence[Path], columns: ListColumns, cache: Path | None
     ):
-        self.where, self.trust, self.cache, self.folders = where, None, cache, []
         self.parts, self.shards, self._handles = list(parts), [str(file) for file in files], OpenFiles()
         kind = [columns.text_column, columns.label_column]
         index = lambda file, part: shard_index(file, [*kind, ROWS], partial(_packed_shard, file, part, columns), cache)

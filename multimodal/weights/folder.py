@@ -34,7 +34,7 @@ from multimodal.system import memory
 from multimodal.system.files import path_of, printable, read_json, replacing, sha256, shown
 from multimodal.system.records import from_record, to_record
 from multimodal.tokens.chat.format import ChatFormat
-from multimodal.tokens.image.arrays import ImageInput, as_image
+from multimodal.tokens.image.arrays import ImageInput, as_image, images_of
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
@@ -115,11 +115,8 @@ class Checkpoint:
         time. Raises ImageError, UsageError for another model."""
         if not isinstance(self.model, CLIP | ViT):
             raise UsageError(f"model {self.source}: expected a CLIP or ViT model, got {self.kind}")
-        several = images if isinstance(images, list | tuple) else [images]
-        if not several:
-            raise UsageError("must hold at least one image (got 0)", argument="images")
         # a copy, since a tensor of inference mode is of no use in training
-        return image_features(self.model, torch.stack([self.preprocess(image) for image in several])).clone()
+        return image_features(self.model, torch.stack([self.preprocess(image) for image in images_of(images)])).clone()
 
     def encode_text(self, texts: str | Iterable[str]) -> Float[Tensor, "N D"]:
         """Unit vectors of one or several texts by a CLIP; `Embedder` encodes with text models. Raises TextError,

@@ -25,7 +25,7 @@ from multimodal.tasks.encode.images import ImageBatch, name_of
 from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
 from multimodal.tasks.encode.reader import ImageReader, ImageTask
 from multimodal.tasks.encode.videos import Clip, checked_batches, time_of
-from multimodal.tokens.image.arrays import ImageInput
+from multimodal.tokens.image.arrays import ImageInput, images_of
 from multimodal.tokens.video.names import FrameName
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
@@ -68,10 +68,7 @@ class Captioner(ImageTask):
         video is one row."""
         if isinstance(images, Mapping) or hasattr(images, "iloc"):  # of columns; pandas' frames are refused there
             return self._columns(images, lambda one: one, {"caption": "", "score": math.nan})
-        several = list(images) if isinstance(images, list | tuple) else [images]
-        if not several:
-            raise UsageError("must hold at least one image (got 0)", argument="images")
-        return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
+        return [result for _, result in self.many(images_of(images), on_error="raise")]  # type: ignore[misc]
 
     def _whole(self, clip: Clip) -> dict[str, Any]:
         best = self.writer.best_of(clip)

@@ -32,7 +32,7 @@ from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_text, embed, scaled
 from multimodal.tasks.text.options import EmbedOptions
-from multimodal.tokens.image.arrays import ImageInput
+from multimodal.tokens.image.arrays import ImageInput, images_of
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import vector_width
@@ -96,10 +96,7 @@ class Embedder(LoadedModel):
     def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
         """One vector per image, or sampled frame of a video, in order. Raises ImageError, UsageError for a model
         without an image encoder."""
-        several = list(images) if isinstance(images, list | tuple) else [images]
-        if not several:
-            raise UsageError("must hold at least one image (got 0)", argument="images")
-        return np.stack([vector for _, vector in self.many(several, "image", on_error="raise")])  # type: ignore[misc]
+        return np.stack([vector for _, vector in self.many(images_of(images), "image", on_error="raise")])  # type: ignore[misc]
 
     def texts(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "N D"]:
         """One vector per text, in order. Raises TextError, UsageError for a model without a text encoder. Warns

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from multimodal.errors import ImageError
+from multimodal.errors import ImageError, UsageError
 from multimodal.tokens.arrays import numpy_of
 from multimodal.tokens.image.reading import ImageLimits, check_size, read_image
 from multimodal.tokens.image.samples import EIGHT_BITS
@@ -42,6 +42,14 @@ def as_image(source: Any) -> Image.Image:
     if source == "":
         raise ImageError("'': expected a path")
     return read_image(source if isinstance(source, bytes) else Path(source))
+
+
+def images_of(images: Any) -> list[Any]:
+    """One image, or several, as a list. Raises UsageError for none."""
+    several = list(images) if isinstance(images, list | tuple) else [images]
+    if not several:
+        raise UsageError("must hold at least one image (got 0)", argument="images")
+    return several
 
 
 def _content(read: Any, name: str) -> bytes:
