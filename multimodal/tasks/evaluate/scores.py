@@ -9,13 +9,12 @@ from torch import Tensor
 
 from multimodal.errors import UsageError
 from multimodal.tasks.text.languages import short_code
+from multimodal.tokens.text.languages import UNSPACED
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
 
-# languages written without blanks between words, in which Whisper's paper counts letters as words (appendix C)
-UNSPACED = ("zh", "yue", "ja", "th", "lo", "my")
-UNSPACED_TOO = ("km", "bo")  # which the paper leaves out
+UNSPACED_TOO = ("km", "bo")  # which Whisper's paper leaves out, where it counts letters as words (appendix C)
 
 
 def normalizer(name: str, keep_marks: bool = False) -> Callable[[str], str]:

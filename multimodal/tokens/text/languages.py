@@ -21,6 +21,7 @@ _TABLE = """
     ba=bashkir jw=javanese su=sundanese yue=cantonese
 """
 
+UNSPACED = ("zh", "yue", "ja", "th", "lo", "my")  # written without spaces between words
 # other names people use, name=code
 _ALIASES = """
     burmese=my valencian=ca flemish=nl haitian=ht letzeburgesch=lb pushto=ps panjabi=pa moldavian=ro

@@ -17,6 +17,7 @@ from multimodal.inference.modules import inference_mode
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.word_times import Words, WordTiming, split_on_spaces, split_on_unicode, spread
 from multimodal.tokens.audio.log_mel import HOP, RATE
+from multimodal.tokens.text.languages import UNSPACED
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 
@@ -25,7 +26,6 @@ STRIDE = 2  # mel frames per encoder position, and so per step of the timestamp 
 POSITIONS_PER_SECOND = RATE // (STRIDE * HOP)
 # compare-exchanges after which the fourth of seven values is the median (N. Devillard, "Fast median search", 1998)
 _EXCHANGES = ((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4))
-UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})  # written without spaces between words
 SENTENCE_ENDS = ".。!！?？"
 LONGEST_MEDIAN = 0.7  # seconds
 
