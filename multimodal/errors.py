@@ -68,14 +68,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]}?" if near else ""
 
 
-def at_least(low: int, settings: object, *names: str) -> None:
-    """Raise UsageError for a field of `settings` below `low`; None passes."""
-    for name in names:
-        value = getattr(settings, name)
-        demand(name, value, value is None or value >= low, f"{low} or more")
+def multiple_of(divisor: str, settings: object, name: str) -> None:
+    """Raise UsageError for a field of `settings` that is no multiple of its field `divisor`, which is not checked."""
+    value, by = getattr(settings, name), getattr(settings, divisor)
+    demand(name, value, by < 1 or value % by == 0, f"a multiple of {divisor} ({by})")
 
 
-def demand(flag: str, value: object, fine: bool, wanted: str) -> None:
-    """Raise UsageError with the flag, its value and its range `wanted`, unless `fine`."""
+def demand(argument: str, value: object, fine: bool, wanted: str) -> None:
+    """Raise UsageError with the argument, what it must be (`wanted`) and its value, unless `fine`."""
     if not fine:
-        raise UsageError(f"{value}: must be {wanted}", argument=flag)
+        raise UsageError(f"must be {wanted} (got {value})", argument=argument)

@@ -25,6 +25,7 @@ from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.system.files import write_whole
+from multimodal.system.options import Positive
 from multimodal.train import log, start
 
 Columns = dict[str, np.ndarray]
@@ -40,18 +41,15 @@ class BatchRun:
     labels: tuple[str, ...] = ()  # for --task classify with a CLIP; a ViT with a head has its own
     language: str | None = None  # for --task transcribe
     format: Literal["parquet", "jsonl"] = "parquet"
-    rows: int = 256  # items per shard
-    batch: int = 32  # images or windows computed together
-    actors: int = 2  # workers, each with a model of its own
+    rows: Positive = 256  # items per shard
+    batch: Positive = 32  # images or windows computed together
+    actors: Positive = 2  # workers, each with a model of its own
     cpus: float = 0.9  # of each worker; leave some for the reader
     gpus: float = 0  # of each worker
     resume: bool = False  # keep the shards that --output has
     trust: Trust = OWN_FOLDER
 
     def __post_init__(self):
-        for name in ("rows", "batch", "actors"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"must be at least 1 (got {getattr(self, name)})", argument=name)
         if self.labels and self.task != "classify":
             raise UsageError("needs --task classify", argument="labels")
         if self.task == "classify" and not self.labels and self.model is None:

@@ -32,6 +32,7 @@ import torch
 from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.tables import Columns, TableData, encode, read_table, split
 from multimodal.data.loader import shuffled, unchanged
+from multimodal.errors import demand, multiple_of
 from multimodal.models.tabular import FTTransformer, TabularConfig, ft_stack
 from multimodal.system.options import Limits, Natural, Positive, Rate
 from multimodal.tasks.evaluate.classification import outputs, table_figures
@@ -42,7 +43,6 @@ from multimodal.train.objectives.tabular import (
     Tabular,
     better,
     boosting,
-    check_sizes,
     fit_scales,
 )
 from multimodal.weights.folder import Checkpoint
@@ -70,6 +70,11 @@ class TableFinetuning:
         precision="float32", evaluate_every=150,
     )  # fmt: skip
 
+    def __post_init__(self):
+        multiple_of("heads", self, "width")
+        fine = self.loop.precision != "bfloat16"  # which would round the table's numbers to three digits
+        demand("precision", self.loop.precision, fine, "float32, autocast or float16 for tables")
+
 
 def parts_of(s: TableFinetuning) -> tuple[Columns, Mapping[str, TableData]]:
     table = read_table(s.data, s.columns, s.target)
@@ -84,7 +89,6 @@ def parts_of(s: TableFinetuning) -> tuple[Columns, Mapping[str, TableData]]:
 
 def main(s: TableFinetuning) -> dict[str, Any]:
     loop = s.loop
-    check_sizes(s.width, s.heads, loop.precision)
     torch.manual_seed(loop.seed)
     columns, parts = parts_of(s)
     train, val, test = parts.values()

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from multimodal.blocks.masks import padding
 from multimodal.data.loader import Plan, generator
-from multimodal.errors import at_least, demand
+from multimodal.system.options import Natural, Positive, Share, check_limits
 
 EASY_END = 500  # frames: once the curriculum's limit passes this, all utterances are used
 
@@ -125,16 +125,14 @@ class UtteranceGroup(NamedTuple):
 class Batching:
     """Batches of utterances, in frames of 10 ms."""
 
-    budget: int = 4000  # padded frames per step, at most
-    easy: int = 18  # epochs of utterances under `short` frames, not augmented; then the limit grows by a fifth each
-    short: int = 200
-    join: float = 0.2  # share of the utterances that are joined in pairs
-    longest: int = 1600  # frames of a pair, at most
+    budget: Positive = 4000  # padded frames per step, at most
+    easy: Natural = 18  # epochs of utterances under `short` frames, not augmented; then the limit grows by a fifth each
+    short: Positive = 200
+    join: Share = 0.2  # share of the utterances that are joined in pairs
+    longest: Positive = 1600  # frames of a pair, at most
 
     def __post_init__(self):
-        at_least(1, self, "budget", "short", "longest")
-        at_least(0, self, "easy")
-        demand("join", self.join, 0 <= self.join <= 1, "0 to 1")
+        check_limits(self)
 
 
 def speech_plan(lengths: Sequence[int], times: Sequence[tuple[int, float]], b: Batching, seed: int) -> Plan:

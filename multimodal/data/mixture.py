@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from multimodal.data.loader import Plan, Source, generator
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 
 SINKHORN = 200  # scalings of rows and columns
 
@@ -27,8 +27,7 @@ class MixtureRow(NamedTuple):
 
 def mixture_weights(values: Sequence[float], argument: str = "weights") -> list[float]:
     """Scale to a sum of 1. Raises UsageError for a value below 0 or not finite, and for a sum of 0."""
-    if not all(0 <= value < float("inf") for value in values):
-        raise UsageError(f"{list(values)}: must be 0 or more each", argument=argument)
+    demand(argument, list(values), all(0 <= value < float("inf") for value in values), "0 or more each")
     if not sum(values):
         raise UsageError(f"{list(values)}: sum to 0, so there is nothing to draw from", argument=argument)
     return [value / sum(values) for value in values]

@@ -220,7 +220,9 @@ Natural = Annotated[int, Limits(0)]
 Share = Annotated[float, Limits(0, 1)]
 PositiveShare = Annotated[float, Limits(0, 1, above=True)]
 Rate = Annotated[float, Limits(0, 1, below=True)]  # such as of dropout
-Weight = Annotated[float, Limits(0, math.inf, below=True)]
+NonNegativeFloat = Annotated[float, Limits(0, math.inf, below=True)]
+PositiveFloat = Annotated[float, Limits(0, math.inf, above=True, below=True)]
+ProperShare = Annotated[float, Limits(0, 1, above=True, below=True)]  # neither nothing nor all
 
 
 def check_limits(settings: Any) -> None:

@@ -2,7 +2,6 @@
 2022) through peft."""
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,23 +9,22 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
 from multimodal.models.text_config import TextConfig
+from multimodal.system.options import Natural, PositiveFloat, Rate, check_limits
 from multimodal.weights.files.shared import SharedPart
 
 
 @dataclass(frozen=True)
 class LoraSettings:
     freeze: tuple[str, ...] = ()  # parts to freeze, by module path such as `encoder.blocks.0`; `all`: all but new parts
-    lora_rank: int = 0  # rank of adapters on the blocks' linear layers, trained with new parts alone; 0: no adapters
-    lora_alpha: float = 16.0  # adapters are scaled by this over the rank
-    lora_dropout: float = 0.0
+    lora_rank: Natural = 0  # of adapters on the blocks' linear layers, trained with new parts alone; 0: no adapters
+    lora_alpha: PositiveFloat = 16.0  # adapters are scaled by this over the rank
+    lora_dropout: Rate = 0.0
     lora_targets: tuple[str, ...] = ("query", "key", "value", "out", "up", "gate", "down")  # layers with adapters
 
     def __post_init__(self):
-        at_least(0, self, "lora_rank")
-        demand("lora_alpha", self.lora_alpha, 0 < self.lora_alpha < math.inf, "a positive number")
-        demand("lora_dropout", self.lora_dropout, 0 <= self.lora_dropout < 1, "0 to under 1")
+        check_limits(self)
 
 
 def adapt(model: nn.Module, settings: LoraSettings, fresh: Sequence[str] = ()) -> None:

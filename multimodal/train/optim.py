@@ -4,38 +4,43 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
 from multimodal.inference.prepare import prefers_bfloat16
+from multimodal.system.options import (
+    Limits,
+    Natural,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveShare,
+    Rate,
+    Share,
+    check_limits,
+)
 
 
 @dataclass(frozen=True)
 class OptimSettings:
     """Optimizer, learning rate and averaging."""
 
-    rate: float = 1e-3  # peak learning rate
+    rate: PositiveFloat = 1e-3  # peak learning rate
     optimizer: Literal["adamw", "muon"] = "adamw"
     schedule: Literal["cosine", "wsd"] = "cosine"
-    warmup: int = 100  # steps
-    floor: float = 0.0  # learning rate at the end, as a share of the peak
-    decay: float = 0.2  # share of the steps at the end in which wsd decays
-    weight_decay: float = 0.05
+    warmup: Natural = 100  # steps
+    floor: Share = 0.0  # learning rate at the end, as a share of the peak
+    decay: PositiveShare = 0.2  # share of the steps at the end in which wsd decays
+    weight_decay: NonNegativeFloat = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
-    clip: float = 1.0  # limit of the gradient's norm; 0: no limit
-    average: float = 0.0  # decay of the moving average of the weights; 0: none
+    clip: Annotated[float, Limits(0)] = 1.0  # limit of the gradient's norm; 0: no limit
+    average: Rate = 0.0  # decay of the moving average of the weights; 0: none
 
     def __post_init__(self):
-        demand("rate", self.rate, 0 < self.rate < math.inf, "a positive number")
-        demand("floor", self.floor, 0 <= self.floor <= 1, "0 to 1")
-        demand("decay", self.decay, 0 < self.decay <= 1, "over 0, up to 1")
-        demand("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more")
+        check_limits(self)
         demand("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to under 1")
-        at_least(0, self, "warmup", "clip")
-        demand("average", self.average, 0 <= self.average < 1, "0 to under 1")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:

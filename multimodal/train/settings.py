@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from multimodal.data.loader import Loader, Plan, Source
-from multimodal.errors import at_least, demand
+from multimodal.errors import demand
 from multimodal.inference.prepare import prefers_bfloat16
+from multimodal.system.options import Limits, Natural, Positive, check_limits
 from multimodal.train.device import check_device
 from multimodal.train.optim import OptimSettings
 
@@ -20,9 +21,9 @@ class LoopSettings:
     """Steps, precision, device and checkpoints of a run."""
 
     run: Path  # folder for checkpoints, metrics and the report
-    steps: int
+    steps: Positive
     optim: OptimSettings = OptimSettings()
-    accumulate: int = 1  # micro-batches per step
+    accumulate: Positive = 1  # micro-batches per step
     # autocast: bfloat16 over float32; auto: autocast where bfloat16 is quicker, else float32
     precision: Literal["auto", "float32", "autocast", "bfloat16", "float16"] = "auto"
     compile: bool = False  # compile the blocks
@@ -33,21 +34,18 @@ class LoopSettings:
     shard: bool = False  # shard weights and optimizer over processes (FSDP2), for models too large for one GPU
     hybrid: bool = False  # with shard: over the processes of each machine; machines exchange gradients alone (HSDP)
     reduce: Literal["float32", "bfloat16"] = "float32"  # with shard and autocast: type in which gradients are summed
-    threads: int = 0  # 0: torch's default
-    workers: int = 0  # processes that make batches; 0: the main process
-    seed: int = 0
-    log_every: int = 50  # steps
-    save_every: int = 500  # steps
-    evaluate_every: int = 500  # steps
-    keep: int = 2  # newest checkpoints kept
-    most_not_finite: int = 10  # consecutive steps without a finite loss or gradient that end the run
+    threads: Annotated[int, Limits(0, 1024)] = 0  # 0: torch's default; limited, since torch starts them all
+    workers: Natural = 0  # processes that make batches; 0: the main process
+    seed: Natural = 0
+    log_every: Positive = 50  # steps
+    save_every: Positive = 500  # steps
+    evaluate_every: Positive = 500  # steps
+    keep: Annotated[int, Limits(2)] = 2  # newest checkpoints kept: one remains if the newest is damaged
+    most_not_finite: Positive = 10  # consecutive steps without a finite loss or gradient that end the run
     resume: bool = False  # continue from the newest checkpoint in --run, or start if there is none
 
     def __post_init__(self):
-        at_least(1, self, "steps", "accumulate", "log_every", "save_every", "evaluate_every", "most_not_finite")
-        at_least(0, self, "threads", "workers", "seed")
-        demand("threads", self.threads, self.threads <= 1024, "1024 or fewer")  # torch starts them all
-        demand("keep", self.keep, self.keep >= 2, "2 or more, so that one remains if the newest is damaged")
+        check_limits(self)
         demand("hybrid", self.hybrid, self.shard or not self.hybrid, "with shard")
         demand("reduce", self.reduce, self.shard or self.reduce == "float32", "float32 without shard")
         if self.shard:  # Muon needs whole matrices, float16's scaler the gradients of all processes

@@ -44,6 +44,7 @@ from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.system.assets import shipped
 from multimodal.system.files import read_json
+from multimodal.system.options import Positive, Rate
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.video.options import VideoOptions
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
@@ -68,9 +69,9 @@ class AnyRun:
     share: bool = False  # these encoders, frozen and of shipped models, stay out of its checkpoints
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     hold: float = 0.02  # share of each file held out for validation
-    most_held: int = 64  # rows of each file to validate with
-    frames: int = 8  # of a video
-    smoothing: float = 0.0  # label smoothing
+    most_held: Positive = 64  # rows of each file to validate with
+    frames: Positive = 8  # of a video
+    smoothing: Rate = 0.0  # label smoothing
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     model: AnySettings = AnySettings()
     augment: CaptionAugmentSettings = CaptionAugmentSettings()

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from multimodal.data.manifests import read_aligned
 from multimodal.data.spoken import SpokenText, write_speech
-from multimodal.errors import demand
+from multimodal.system.options import Limits, Positive
 from multimodal.system.outputs import Outputs
 from multimodal.train import start
 
@@ -43,15 +43,11 @@ class SpeechOfLanguage:
     count: int  # sentences
     pieces: int = 0  # pieces of one to four words
     most_words: int = 16  # words of the longest sentence
-    joined: int = 1  # sentences of a recording
-    pause: float = 0.4  # seconds between them
+    joined: Positive = 1  # sentences of a recording
+    pause: Annotated[float, Limits(0, 60)] = 0.4  # seconds between them
     unseen: float = 0.0  # share spoken by a voice of no other run
     seed: int = 0
     overwrite: bool = False  # replace a manifest that multimodal did not write
-
-    def __post_init__(self):
-        demand("joined", self.joined, self.joined >= 1, "1 or more")
-        demand("pause", self.pause, 0 <= self.pause <= 60, "0 to 60 seconds")
 
 
 def read(s: SpeechOfLanguage) -> list[list[str]]:

@@ -58,7 +58,7 @@ from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.conformer import ConformerCTC, ConformerEncoderConfig
 from multimodal.system.files import read_json
 from multimodal.system.options import Natural, Positive, Rate, Share
@@ -77,15 +77,19 @@ from multimodal.weights.load import load
 class RecogniserModelSettings:
     """Architecture of a new model; a model from `--init` has its own."""
 
-    vocabulary: int = 320  # byte-pair tokens, learned from the transcripts; with few, CTC leaves its plateau sooner
+    vocabulary: Positive = 320  # byte-pair tokens of the transcripts; with few, CTC leaves its plateau sooner
     width: Positive = 144
     layers: Positive = 6
     decoder_layers: Natural = 2
     context: Positive = 200  # tokens of a text, at most
     drop_path: Rate | None = None  # of the encoder: by default 0.05, with --init as it has it
-    chunk: int = 0  # frames of 40 ms that a stream waits for (16 is good); 0: whole utterances, or as --init has it
-    left: int = 0  # earlier frames that each frame of a chunk sees (0: all)
+    chunk: Natural = 0  # frames of 40 ms that a stream waits for (16 is good); 0: whole utterances, or as --init has it
+    left: Natural = 0  # earlier frames that each frame of a chunk sees (0: all)
     dynamic: bool = False  # chunks in 7 of 10 batches alone: one model for recordings and streams
+
+    def __post_init__(self):
+        demand("left", self.left, self.chunk > 0 or not self.left, "0 without chunk")
+        demand("dynamic", self.dynamic, self.chunk > 0 or not self.dynamic, "off without chunk")
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,8 @@ class RecogniserRun:
     init: str | None = None  # checkpoint to start from, instead of random weights
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     terms: Terms = "joint"
-    attention: float = 0.3  # weight of the attention in `joint`; CTC has the rest
-    middle: float = 0.3  # share of the CTC's weight for the middle layer
+    attention: Share = 0.3  # weight of the attention in `joint`; CTC has the rest
+    middle: Rate = 0.3  # share of the CTC's weight for the middle layer
     cache: bool = True  # keep all features in memory and in the run's folder; without, workers compute them as needed
     valid_count: Positive = 100
     most_broken: Share = 0.05  # share of broken recordings above which training stops
@@ -116,8 +120,6 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
     """Return the model to train and its tokenizer."""
     torch.manual_seed(s.loop.seed)
     m = s.model
-    if m.chunk < 0 or m.left < 0 or ((m.left or m.dynamic) and not m.chunk):
-        raise UsageError(f"--chunk {m.chunk} --left {m.left}: must be 0 or more; left and dynamic need a chunk")
     if s.init is not None:
         known = load(s.init)
         if not isinstance(known.model, ConformerCTC) or known.tokenizer is None:
@@ -130,8 +132,7 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
         keep_sizes(s.init, own, m, RecogniserRun.model)
         known = replace(known, model=with_rates(known.model, {"encoder.drop_path": m.drop_path}))
         return rechunked(known, m) if m.chunk else known
-    if m.width % 8:
-        raise UsageError(f"--width {m.width}: is no multiple of 8, for 4 heads of even width")
+    demand("width", m.width, m.width % 8 == 0, "a multiple of 8, for 4 heads of even width")
     tokenizer = BytePairTokenizer.train([" " + text for text in texts], m.vocabulary, lowercase=True)
     layers = 0 if s.terms == "ctc" else m.decoder_layers
     drop_path = 0.05 if m.drop_path is None else m.drop_path
@@ -177,10 +178,8 @@ def main(s: RecogniserRun) -> dict[str, Any]:
     watch = ErrorRates(stated, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
     trained = Loop(s.loop, objective, loader, watch, initial).fit()
     figures = watch(trained, s.loop.steps)
-    checkpoint, sources = (
-        Checkpoint(trained, initial.tokenizer, card=card),
-        [*(path for path, _ in corpus.paths), s.valid],
-    )
+    checkpoint = Checkpoint(trained, initial.tokenizer, card=card)
+    sources = [*(path for path, _ in corpus.paths), s.valid]
     finish(s, checkpoint, sources, watch.examples, figures=figures, store="float16")
     return figures
 

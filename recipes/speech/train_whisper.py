@@ -32,7 +32,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.speech_windows import Curriculum, SpeechWindows, curriculum
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import DataError, UsageError
+from multimodal.errors import DataError, UsageError, multiple_of
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
 from multimodal.system.files import read_json
@@ -65,7 +65,7 @@ class WhisperRun:
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     init: str | None = None  # Whisper checkpoint to start from, with its tokenizer and sizes, instead of random weights
     language: str | None = None  # of recordings whose manifest names none
-    vocabulary: int = 640  # text tokens
+    vocabulary: Positive = 640  # text tokens
     width: Positive = 144
     heads: Positive = 3
     layers: Natural = 4  # of the encoder
@@ -84,6 +84,9 @@ class WhisperRun:
         OptimSettings(2e-3, "muon", "wsd", warmup=150, decay=0.3, weight_decay=0.02, average=0.998),
         threads=1, save_every=400, evaluate_every=1000,
     )  # fmt: skip
+
+    def __post_init__(self):
+        multiple_of("heads", self, "width")
 
 
 def config(s: WhisperRun, tokenizer: WhisperTokenizer) -> WhisperConfig:

@@ -23,8 +23,9 @@ from multimodal.data.batching import fixed_batches, stack_fields
 from multimodal.data.datasets.documents import documents_in, windows
 from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, training_texts
 from multimodal.data.loader import Loader
-from multimodal.errors import CheckpointError, UsageError, at_least, demand
+from multimodal.errors import CheckpointError, UsageError, demand
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Natural, NonNegativeFloat, Positive, PositiveFloat, ProperShare
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objective import Objective
@@ -43,13 +44,13 @@ class DistillationRun:
     data: tuple[Path, ...]  # text files or manifests, plain or gzip
     out: Path  # folder for the student
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
-    hold: float = 0.1
-    layers: int = 0  # of the student; 0: half of the teacher's
-    temperature: float = 2.0
-    soft: float = 5.0  # weight of the teacher's predictions
-    task: float = 2.0  # weight of the task itself
-    cosine: float = 1.0  # weight of the states' direction
-    batch: int = 16  # rows of the teacher's context
+    hold: ProperShare = 0.1
+    layers: Natural = 0  # of the student; 0: half of the teacher's
+    temperature: PositiveFloat = 2.0
+    soft: NonNegativeFloat = 5.0  # weight of the teacher's predictions
+    task: NonNegativeFloat = 2.0  # weight of the task itself
+    cosine: NonNegativeFloat = 1.0  # weight of the states' direction
+    batch: Positive = 16  # rows of the teacher's context
     alone: bool = True  # also train a student without teacher
     mask: MaskSettings = MaskSettings()  # of a masked teacher
     loop: LoopSettings = LoopSettings(
@@ -58,11 +59,7 @@ class DistillationRun:
     )  # fmt: skip
 
     def __post_init__(self):
-        demand("temperature", self.temperature, self.temperature > 0, "over 0")
-        at_least(0, self, "soft", "task", "cosine")
         demand("task", self.task, self.soft + self.task + self.cosine > 0, "over 0 where the others are 0")
-        demand("hold", self.hold, 0 < self.hold < 1, "over 0, under 1")
-        at_least(1, self, "batch")
 
 
 def teacher_of(s: DistillationRun) -> Checkpoint:

@@ -38,7 +38,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.data.manifests import read_aligned, read_text
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
+from multimodal.system.options import Positive, PositiveFloat, Rate
 from multimodal.system.outputs import write_output
 from multimodal.tasks.text.embed import embed
 from multimodal.train import log, start
@@ -54,16 +55,13 @@ class MiningRun:
     groups: tuple[str, ...] = ()  # such as en,de fr cs; none: one group of all languages
     bridges: tuple[str, ...] = ()  # languages mined across groups; none: the first of each group
     model: str = "sentence-mini"  # whose vectors of translations are near
-    threshold: float = 1.1  # lowest margin of a pair
-    neighbours: int = 4
+    threshold: PositiveFloat = 1.1  # lowest margin of a pair
+    neighbours: Positive = 4
     aligned: bool = False  # lines of equal number are translations: print precision and recall
-    hide: float = 0.0  # share of each language's lines to take away, with `aligned`
+    hide: Rate = 0.0  # share of each language's lines to take away, with `aligned`
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least(1, self, "neighbours")
-        demand("threshold", self.threshold, self.threshold > 0, "above 0")
-        demand("hide", self.hide, 0 <= self.hide < 1, "0 to under 1")
         if self.hide and not self.aligned:
             raise UsageError("needs --aligned", argument="hide")
 
@@ -88,8 +86,7 @@ def language_pairs(languages: list[str], groups: tuple[str, ...], bridges: tuple
     if sorted(name for part in parts for name in part) != sorted(languages):
         raise UsageError(f"{' '.join(groups)}: expected each of {', '.join(languages)} once", argument="groups")
     for name in bridges:
-        if name not in languages:
-            raise UsageError(f"{name}: must be one of {', '.join(languages)}", argument="bridges")
+        demand("bridges", name, name in languages, f"one of {', '.join(languages)}")
     across = set(bridges) or {part[0] for part in parts}
     own = {name: number for number, part in enumerate(parts) for name in part}
     return [(a, b) for a, b in combinations(languages, 2) if own[a] == own[b] or {a, b} <= across]

@@ -52,6 +52,7 @@ from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, tr
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.system.options import Positive
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.figures import new_figure, save_figure
@@ -76,7 +77,7 @@ class Variant(NamedTuple):
 class StudyRun:
     study: Literal["positions", "attention", "depth", "experts"]
     data: tuple[Path, ...]  # text files; characters are the tokens
-    batch: int = 16
+    batch: Positive = 16
     longer: tuple[int, ...] = (1, 2, 4, 8)  # positions: lengths of text, in contexts
     depths: tuple[int, ...] = (2, 8, 24)  # depth: numbers of layers
     mixtures: tuple[int, ...] = (4, 8)  # experts: numbers of experts, of which a token uses two

@@ -32,8 +32,9 @@ from multimodal.data.batching import stack_fields
 from multimodal.data.cleaning.clean import clean
 from multimodal.data.cleaning.options import CleanOptions
 from multimodal.data.datasets.text import PrepareTokens, TextCorpus, Windows, texts_in
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Positive
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.figures import new_figure, save_figure
@@ -60,8 +61,8 @@ class CleaningRun:
     data: tuple[Path, ...]  # clean text; a line is a paragraph, headings begin with =
     size: int = 150_000  # characters to train on
     judged: int = 40_000  # characters of clean pages to judge on
-    seeds: int = 2
-    batch: int = 8
+    seeds: Positive = 2
+    batch: Positive = 8
     model: LanguageModelSettings = LanguageModelSettings(width=96, layers=2, context=128)
     loop: LoopSettings = LoopSettings(
         Path("cleaning-run"), 400, OptimSettings(3e-3, "muon", warmup=50, weight_decay=0.1, average=0.99),
@@ -69,7 +70,6 @@ class CleaningRun:
     )  # fmt: skip
 
     def __post_init__(self):
-        at_least(1, self, "seeds", "batch")
         demand("size", self.size, self.size > self.batch * self.model.context, "more than a batch")
         demand("judged", self.judged, self.judged > self.model.context, "more than the context")
 

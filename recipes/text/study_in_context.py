@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,9 @@ from multimodal.data.datasets.in_context import (
 )
 from multimodal.data.datasets.text import PrepareTokens, TextCorpus, TokenBatch, Windows, training_texts
 from multimodal.data.loader import generator
-from multimodal.errors import at_least, demand
+from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Limits, Positive, PositiveFloat, Share
 from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.inspect.cost import parameters
 from multimodal.tasks.inspect.induction import ablated, copying, induction, usable_ids
@@ -55,20 +56,20 @@ DRAWS = 10  # sets of random heads to ablate
 @dataclass(frozen=True)
 class InContextRun:
     data: tuple[Path, ...]  # text for the phase change; characters are the tokens
-    seeds: int = 2
-    repeat: float = 0.5  # share of the rows that repeat their start
-    evaluations: int = 20  # during the training on text
-    ablate: int = 2  # induction heads
+    seeds: Positive = 2
+    repeat: Share = 0.5  # share of the rows that repeat their start
+    evaluations: Positive = 20  # during the training on text
+    ablate: Positive = 2  # induction heads
     widths: tuple[int, ...] = (16, 32, 64)  # models of the few-shot tasks
-    shots: int = 6
-    task_steps: int = 700
-    dims: int = 3  # inputs of a function
+    shots: Positive = 6
+    task_steps: Positive = 700
+    dims: Annotated[int, Limits(2)] = 3  # inputs of a function
     points: int = 8  # examples of a function
-    function_steps: int = 800
-    function_layers: int = 3
-    function_rate: float = 5e-3
-    batch: int = 32  # rows of a step; episodes and functions too
-    judged: int = 256  # rows to evaluate on
+    function_steps: Positive = 800
+    function_layers: Positive = 3
+    function_rate: PositiveFloat = 5e-3
+    batch: Positive = 32  # rows of a step; episodes and functions too
+    judged: Positive = 256  # rows to evaluate on
     model: LanguageModelSettings = LanguageModelSettings(width=64, layers=2, heads=4, context=64)
     loop: LoopSettings = LoopSettings(
         Path("in-context-study"), 500, OptimSettings(1e-2, "muon", warmup=30), precision="float32",
@@ -76,15 +77,11 @@ class InContextRun:
     )  # fmt: skip
 
     def __post_init__(self):
-        at_least(1, self, "seeds", "evaluations", "ablate", "shots", "task_steps", "function_steps", "function_layers",
-                 "batch", "judged")  # fmt: skip
-        demand("repeat", self.repeat, 0 <= self.repeat <= 1, "0 to 1")
         demand("widths", self.widths, all(w >= 1 and w % self.model.heads == 0 for w in self.widths),
                f"multiples of heads ({self.model.heads})")  # fmt: skip
         heads = self.model.layers * self.model.heads
         demand("ablate", self.ablate, 2 * self.ablate <= heads, f"at most half of the {heads} heads")
         demand("context", self.model.context, self.model.context >= 20, "20 or more")
-        demand("dims", self.dims, self.dims >= 2, "2 or more")
         demand("points", self.points, self.points > self.dims, "more than dims")
 
 

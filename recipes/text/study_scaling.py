@@ -32,6 +32,7 @@ from multimodal.data.batching import stack_fields
 from multimodal.data.datasets.text import PrepareTokens, TextCorpus, TokenBatch, Windows, training_texts
 from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Positive
 from multimodal.system.outputs import write_output
 from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.inspect.cost import parameters
@@ -47,8 +48,8 @@ from multimodal.train.objectives.text.language_model import LanguageModelSetting
 class ScalingRun:
     data: tuple[Path, ...]  # text files; characters are the tokens
     widths: tuple[int, ...] = (16, 24, 32, 48, 64)
-    batch: int = 16
-    judged: int = 20_000  # characters of the last tenth to judge on
+    batch: Positive = 16
+    judged: Positive = 20_000  # characters of the last tenth to judge on
     model: LanguageModelSettings = LanguageModelSettings(layers=2, heads=2, context=64)
     loop: LoopSettings = LoopSettings(
         Path("scaling-run"), 600, OptimSettings(3e-3, "adamw", warmup=50, weight_decay=0.1),
@@ -159,9 +160,8 @@ def main(s: ScalingRun) -> None:
     vocabulary, layers = tokenizer.vocab_size, s.model.layers
     kinds: dict[str, Callable[[int], nn.Module]] = {
         "transformer": lambda width: CausalLanguageModel(s, vocabulary, width),
-        "LSTM": lambda width: RecurrentLanguageModel(
-            vocabulary, round(1.22 * width), layers
-        ),  # as many: 8 D² for 12 D²
+        # as many parameters: 8 D² of a layer for 12 D²
+        "LSTM": lambda width: RecurrentLanguageModel(vocabulary, round(1.22 * width), layers),
     }
     results: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in kinds}
     s.loop.run.mkdir(parents=True, exist_ok=True)

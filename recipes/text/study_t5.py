@@ -30,8 +30,9 @@ from multimodal.data.datasets.labelled_texts import classes_of, read_labelled
 from multimodal.data.examples import SizedExamples
 from multimodal.data.loader import generator, unchanged
 from multimodal.decoding import sampling
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.system.options import Positive, PositiveFloat
 from multimodal.tasks.evaluate.scores import bleu
 from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.report.study import Study, spread, table
@@ -88,13 +89,13 @@ class T5Run:
     repeats: tuple[int, ...] = (1, 4, 16, 64)
     # objectives of all architectures; the others are the encoder-decoder's alone
     crossed: tuple[Objective, ...] = ("spans", "mass", "drop", "bert", "prefix", "deshuffle")
-    seeds: int = 2
-    vocabulary: int = 1024
-    budget: int = 512  # padded tokens of the sources of a step
-    tune: int = 100  # steps of fine-tuning to translate
-    tune_labelled: int = 120  # steps of fine-tuning to classify
-    rate_labelled: float = 3e-3  # learning rate for those
-    judged: int = 200  # pairs to evaluate on; of the labelled texts all
+    seeds: Positive = 2
+    vocabulary: Positive = 1024
+    budget: Positive = 512  # padded tokens of the sources of a step
+    tune: Positive = 100  # steps of fine-tuning to translate
+    tune_labelled: Positive = 120  # steps of fine-tuning to classify
+    rate_labelled: PositiveFloat = 3e-3  # learning rate for those
+    judged: Positive = 200  # pairs to evaluate on; of the labelled texts all
     size: SizeSettings = SizeSettings(width=64, encoder_layers=2, decoder_layers=2, heads=4, context=48)
     loop: LoopSettings = LoopSettings(
         Path("t5-study"), 250, OptimSettings(1.5e-2, "muon", warmup=20), precision="float32", evaluate_every=10**6,
@@ -102,7 +103,6 @@ class T5Run:
     )  # fmt: skip
 
     def __post_init__(self):
-        at_least(1, self, "seeds", "budget", "tune", "tune_labelled", "judged")
         demand("repeats", self.repeats, all(n >= 1 for n in self.repeats), "1 or more each")
         for share in self.shares:
             for span in self.spans:

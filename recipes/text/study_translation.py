@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from multimodal.data.loader import unchanged
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand, multiple_of
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.system.options import Natural, Positive
 from multimodal.tasks.evaluate.scores import bleu
 from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tasks.report.study import Study, spread, table
@@ -51,25 +52,26 @@ class TranslationStudy:
     train: str  # PREFIX of files PREFIX.LANGUAGE or PREFIX.LANGUAGE.gz of en, de, fr and cs, one sentence per line
     test: str
     groups: tuple[str, ...] = ("en,de", "fr", "cs")  # of languages that share feed-forwards
-    grouped: int = 2  # last layers of the decoder that have one for each group
-    seeds: int = 2
-    vocabulary: int = 2000
-    width: int = 128
-    encoder_layers: int = 2
-    decoder_layers: int = 2
-    heads: int = 4
-    hidden: int = 256
-    context: int = 96
-    budget: int = 2000  # padded tokens per side of a batch
-    judged: int = 200  # sentences of `test` to translate, greedily, in each direction
+    grouped: Positive = 2  # last layers of the decoder that have one for each group
+    seeds: Positive = 2
+    vocabulary: Positive = 2000
+    width: Positive = 128
+    encoder_layers: Natural = 2
+    decoder_layers: Positive = 2
+    heads: Positive = 4
+    hidden: Positive = 256
+    context: Positive = 96
+    budget: Positive = 2000  # padded tokens per side of a batch
+    judged: Positive = 200  # sentences of `test` to translate, greedily, in each direction
     loop: LoopSettings = LoopSettings(
         Path("translation-study"), 500, OptimSettings(5e-3, "muon", warmup=50, average=0.99, weight_decay=0.01),
         precision="float32", evaluate_every=10**6, save_every=10**6, log_every=100,
     )  # fmt: skip
 
     def __post_init__(self):
-        at_least(1, self, "seeds", "budget", "judged", "hidden")
-        demand("grouped", self.grouped, 1 <= self.grouped <= self.decoder_layers, "1 to decoder_layers")
+        multiple_of("heads", self, "width")
+        layers = self.decoder_layers
+        demand("grouped", self.grouped, self.grouped <= layers, f"at most decoder_layers ({layers})")
         named = [name for group in self.groups for name in group.split(",")]
         if sorted(named) != sorted(LANGUAGES):
             raise UsageError(f"{' '.join(self.groups)}: expected each of {', '.join(LANGUAGES)} once",

@@ -69,12 +69,12 @@ from multimodal.data.datasets.text import (
 )
 from multimodal.data.mixture import Mixture, mixture_weights, temperature_weights
 from multimodal.decoding.sampling import sample
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.system.assets import model_path
-from multimodal.system.options import Weight
+from multimodal.system.options import Natural, NonNegativeFloat, Positive, ProperShare, Share
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.transcribe.conformer.decode import search_tokenizer
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -95,42 +95,38 @@ class LanguageModelRun:
     out: Path  # folder for the checkpoint with the lowest validation loss
     weights: tuple[float, ...] = ()  # share of the rows for each file of --data
     epochs: tuple[float, ...] = ()  # the same as epochs of each file, in proportion to each other
-    temperature: float = 0.0  # the same by size^(1/temperature); 0: off
+    temperature: NonNegativeFloat = 0.0  # the same by size^(1/temperature); 0: off
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
-    hold: float = 0.1
+    hold: ProperShare = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines
     plain: bool = False  # as train_ngram.py's, for a recogniser's beams: lower case, no punctuation but the apostrophe
     tokenizer: str = "characters"  # characters, bytes, bpe (learned here), gpt2, a checkpoint folder or shipped model
-    vocabulary: int = 2048  # of bpe
+    vocabulary: Positive = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
-    repeat: float = 0.0  # share of the rows that repeat their first tokens
-    balance: Weight = 0.01  # weight of the load-balancing loss of a mixture of experts
+    repeat: Share = 0.0  # share of the rows that repeat their first tokens
+    balance: NonNegativeFloat = 0.01  # weight of the load-balancing loss of a mixture of experts
     induction: bool = False  # score induction heads at each evaluation, and plot when they form
-    batch: int = 16  # rows of `context` tokens
-    stride: int = 0  # tokens between windows of validation text (0: the context; for a prefix half of it)
+    batch: Positive = 16  # rows of `context` tokens
+    stride: Natural = 0  # tokens between windows of validation text (0: the context; for a prefix half of it)
     prompt: str | None = None  # of the samples in the report; by default the first character of the data
-    samples: int = 3
-    sample_tokens: int = 200  # of each sample, at most
+    samples: Positive = 3
+    sample_tokens: Positive = 200  # of each sample, at most
     model: LanguageModelSettings = LanguageModelSettings()
     loop: LoopSettings = LoopSettings(
         Path("lm-run"), 2000, OptimSettings(3e-3, "muon", warmup=50, weight_decay=0.1, average=0.99), evaluate_every=500
     )
 
     def __post_init__(self):
-        demand("hold", self.hold, 0 < self.hold < 1, "over 0, under 1")
         given = [name for name in ("weights", "epochs", "temperature") if getattr(self, name)]
-        demand(given[-1] if given else "weights", getattr(self, given[-1]) if given else (), len(given) < 2,
-               f"without {given[0] if given else ''}")  # fmt: skip
-        demand("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        if len(given) > 1:
+            raise UsageError(f"cannot be given with {given[0]}", argument=given[1])
         for name in ("weights", "epochs"):
             count = len(getattr(self, name))
             demand(name, getattr(self, name), count in (0, len(self.data)), f"one for each of {len(self.data)} --data")
             if count:
                 mixture_weights(getattr(self, name), name)
-        demand("repeat", self.repeat, 0 <= self.repeat <= 1, "0 to 1")
         demand("induction", self.induction, not self.induction or self.objective == "causal", "off with a prefix")
-        at_least(1, self, "samples", "sample_tokens", "batch")
-        demand("stride", self.stride, 0 <= self.stride <= self.model.context, "0 up to the context")
+        demand("stride", self.stride, self.stride <= self.model.context, f"at most the context ({self.model.context})")
 
 
 def transcripts(texts: list[str]) -> list[str]:

@@ -28,7 +28,7 @@ from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.documents import documents_in, plain_texts, windows
 from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
-from multimodal.system.options import Positive, PositiveShare, Weight
+from multimodal.system.options import NonNegativeFloat, Positive, PositiveShare
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
@@ -66,7 +66,7 @@ class MaskedModelRun:
     vocabulary: Positive = 8192
     budget: Positive = 4096  # padded tokens per micro-batch
     generator: PositiveShare = 0.25  # electra: width of the generator, as a share
-    detect: Weight = 50.0  # electra: weight of the discriminator's loss
+    detect: NonNegativeFloat = 50.0  # electra: weight of the discriminator's loss
     val_windows: Positive = 1000  # windows of held-out text to evaluate on, at most
     mask: MaskSettings = MaskSettings()
     encoder: EncoderSettings = EncoderSettings()

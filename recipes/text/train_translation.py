@@ -46,9 +46,9 @@ from torch import nn
 
 from multimodal.data.loader import unchanged
 from multimodal.data.mixture import direction_repeats
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError, demand, multiple_of
 from multimodal.models.encoder_decoder import EncoderDecoder
-from multimodal.system.options import Natural, Positive, Rate
+from multimodal.system.options import Natural, NonNegativeFloat, Positive, Rate
 from multimodal.tasks.evaluate.scores import bleu as corpus_bleu
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -80,7 +80,7 @@ class TranslationRun:
     init: str | None = None  # translator of these languages to train further, which keeps its tokenizer and sizes
     test: str | None = None
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
-    temperature: float = 0.0  # of M2M100's sampling of directions by their pairs (5 there); 0: each pair once an epoch
+    temperature: NonNegativeFloat = 0.0  # of M2M100's sampling of directions (5 there); 0: each pair once per epoch
     often: tuple[str, ...] = ()  # directions that come more or less often than once per epoch, such as en-de=3
     vocabulary: Positive = 4000
     width: Positive = 192
@@ -103,7 +103,7 @@ class TranslationRun:
     )  # fmt: skip
 
     def __post_init__(self):
-        demand("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        multiple_of("heads", self, "width")
         if bool(self.groups) != any(self.grouped):
             raise UsageError("needs --grouped, and --grouped needs groups", argument="groups")
         named = [name for group in self.groups for name in group.split(",")]
@@ -111,7 +111,7 @@ class TranslationRun:
             raise UsageError(f"{' '.join(self.groups)}: expected each of {', '.join(self.languages)} once",
                              argument="groups")  # fmt: skip
         for count, side in zip(self.grouped, ("encoder_layers", "decoder_layers"), strict=True):
-            demand("grouped", count, 0 <= count <= getattr(self, side), f"0 to {side}")
+            demand("grouped", count, 0 <= count <= getattr(self, side), f"0 to {getattr(self, side)}, the {side}")
 
 
 def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Direction, float]]:
@@ -124,8 +124,7 @@ def directions(settings: TranslationRun) -> tuple[list[Direction], dict[Directio
         if name not in named or not number.replace(".", "", 1).isdigit():
             raise UsageError(f"--often {text}: is no DIRECTION=NUMBER (directions: {', '.join(named)})")
         often[named[name]] = float(number)
-    if settings.judge not in named:
-        raise UsageError(f"--judge {settings.judge}: must be one of {', '.join(named)}")
+    demand("judge", settings.judge, settings.judge in named, f"one of {', '.join(named)}")
     return [pair for pair in pairs if often.get(pair, 1.0) > 0], often
 
 

@@ -61,7 +61,7 @@ from multimodal.data.sources import ListColumns, open_source
 from multimodal.errors import UsageError, demand
 from multimodal.system.assets import shipped
 from multimodal.system.files import read_json
-from multimodal.system.options import Positive, Rate, Weight
+from multimodal.system.options import NonNegativeFloat, Positive, Rate
 from multimodal.tasks.caption.caption import caption
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tokens.image.reading import read_image
@@ -88,17 +88,15 @@ class CaptionerRun:
     family: Literal["captioner", "coca"] = "captioner"  # coca: also contrasts, and keeps the text tower of --init
     init: str = "clip-vit-16"  # model whose image encoder is used, or a model of the family to train further
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
-    share: bool = (
-        False  # leave the frozen image encoder of a shipped --init out of the checkpoint, which takes it there
-    )
+    share: bool = False  # leave the frozen image encoder out of the checkpoint, which takes it from a shipped --init
     batch: Positive = 20  # images with captions; labelled images and sentences are added
     batch_labelled: Positive = 4
     batch_sentences: Positive = 24
     vocabulary: Positive = 1536
     smoothing: Rate = 0.1  # label smoothing
-    alone: Weight = 1.0  # weight of the sentences' loss
-    caption_weight: Weight = 2.0  # weight of CoCa's captioning loss
-    contrast_weight: Weight = 1.0  # weight of CoCa's contrastive loss
+    alone: NonNegativeFloat = 1.0  # weight of the sentences' loss
+    caption_weight: NonNegativeFloat = 2.0  # weight of CoCa's captioning loss
+    contrast_weight: NonNegativeFloat = 1.0  # weight of CoCa's contrastive loss
     beams: Positive = 1  # of the search that captions validation images
     card: Path | None = None  # JSON file of facts for the checkpoint's card
     decoder: DecoderSettings = DecoderSettings()

@@ -65,7 +65,7 @@ from multimodal.data.loader import shuffled
 from multimodal.data.manifests import read_text, repeated, short_names
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViTConfig
 from multimodal.system.options import Limits, Natural, Positive, PositiveShare, Rate, Share
@@ -104,7 +104,7 @@ class CLIPRun:
     smallest_crop: PositiveShare = 0.5  # smallest crop, as a share of the image's area
     strength: Annotated[float, Limits(0, 2.5)] = 0.5  # of the other augmentation
     coarse: Share = 0.08  # share of the images downsampled by two, as thumbnails are
-    test_image: int = 0  # pixels per side in use (0: as in training, whose crops enlarge things: Touvron et al. 2019)
+    test_image: Natural = 0  # pixels per side in use (0: as in training, whose crops enlarge: Touvron et al. 2019)
     cache: Natural = 2000  # megabytes of decoded images kept in memory
     hold_out: Rate = 0.0  # share of the classes that are not trained on
     unseen: tuple[Path, ...] = ()  # texts: words of theirs that no caption has are wrong captions of every image
@@ -175,8 +175,8 @@ def main(s: CLIPRun) -> None:
     held = {"held_out": [concept.names[0] for concept in images.held]} if images.held else {}
     initial = replace(initial, card=initial.card | held)
     image, text = initial.model.config.image, initial.model.config.text
-    if s.test_image < 0 or s.test_image % image.patch:
-        raise UsageError(f"--test_image {s.test_image}: expected a multiple of the patch of {image.patch} pixels")
+    fits = s.test_image % image.patch == 0
+    demand("test_image", s.test_image, fits, f"a multiple of the patch of {image.patch} pixels")
     loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
         PrepareContrastive(captions, (side // image.patch) ** 2, unseen),

@@ -16,6 +16,7 @@ the held-out images 3.97 (uniform 9.0, unigram 8.52); linear probe of ten classe
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from PIL import Image
@@ -28,8 +29,9 @@ from multimodal.data.loader import shuffled
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
 from multimodal.decoding.sampling import sample
-from multimodal.errors import at_least, demand
+from multimodal.errors import demand
 from multimodal.models.text import TextTransformer
+from multimodal.system.options import Limits, NonNegativeFloat, Positive
 from multimodal.system.outputs import write_output
 from multimodal.tasks.evaluate import linear_probe
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
@@ -53,15 +55,15 @@ class ImageGPTRun:
     data: tuple[str, ...]  # labelled images
     out: Path  # folder for the trained checkpoint
     more: tuple[str, ...] = ()  # further training images, labelled or not
-    side: int = 16  # pixels
-    colours: int = 512  # size of the palette; 512 as in the paper
-    batch: int = 16
-    count: int = 256  # held-out images scored while training runs; all of them at the end
-    sheet: int = 8  # images to complete
-    completions: int = 3  # of each image
-    probe_count: int = 4000  # labelled training images for the probes
-    probe_c: float = 0.0  # inverse strength of the probes' penalty; 0: chosen on a part of the training images
-    probe_iterations: int = 200
+    side: Annotated[int, Limits(2)] = 16  # pixels
+    colours: Annotated[int, Limits(2)] = 512  # size of the palette; 512 as in the paper
+    batch: Positive = 16
+    count: Positive = 256  # held-out images scored while training runs; all of them at the end
+    sheet: Positive = 8  # images to complete
+    completions: Positive = 3  # of each image
+    probe_count: Positive = 4000  # labelled training images for the probes
+    probe_c: NonNegativeFloat = 0.0  # inverse strength of the probes' penalty; 0: chosen on training images
+    probe_iterations: Positive = 200
     model: LanguageModelSettings = LanguageModelSettings(width=192, layers=4, positions="learned")
     columns: ListColumns = ListColumns()
     trust: Trust = Trust()
@@ -70,12 +72,8 @@ class ImageGPTRun:
     )
 
     def __post_init__(self):
-        at_least(1, self, "batch", "count", "sheet", "completions", "probe_count", "probe_iterations")
-        demand("side", self.side, self.side >= 2, "2 or more")
-        demand(
-            "context", self.model.context, self.model.context == LanguageModelSettings.context, "left out: it is side²"
-        )
-        demand("probe_c", self.probe_c, self.probe_c >= 0, "0 or more")
+        context = self.model.context
+        demand("context", context, context == LanguageModelSettings.context, "left out: it is side²")
 
 
 @torch.inference_mode()

@@ -23,9 +23,9 @@ from multimodal.data.datasets.class_names import class_labels, names_of
 from multimodal.data.loader import shuffled
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
-from multimodal.errors import at_least, demand
+from multimodal.errors import multiple_of
 from multimodal.models.vit import ViT, ViTConfig
-from multimodal.system.options import Rate
+from multimodal.system.options import Positive, Rate
 from multimodal.tasks.evaluate.classification import ImageAccuracy
 from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
@@ -42,18 +42,17 @@ DATA = Path(__file__).parents[1] / "data"
 class ViTModelSettings:
     """Architecture of a new model; a model from `--init` has its own."""
 
-    image: int = 64  # pixels per side
-    patch: int = 8
-    width: int = 192
-    layers: int = 6
-    heads: int = 3
+    image: Positive = 64  # pixels per side
+    patch: Positive = 8
+    width: Positive = 192
+    layers: Positive = 6
+    heads: Positive = 3
     # largest probability of skipping a block (Huang et al. 2016): by default 0.05, with --init as it has it
     drop_path: Rate | None = None
 
     def __post_init__(self):
-        at_least(1, self, "image", "patch", "width", "layers", "heads")
-        demand("image", self.image, self.image % self.patch == 0, f"a multiple of --patch {self.patch}")
-        demand("width", self.width, self.width % self.heads == 0, f"a multiple of --heads {self.heads}")
+        multiple_of("patch", self, "image")
+        multiple_of("heads", self, "width")
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ class ViTRun:
     data: tuple[str, ...]  # labelled training images
     out: Path  # folder for the trained checkpoint
     val: str | None = None  # labelled images to measure the accuracy on
-    count: int | None = 1000  # validation images while training runs, at most; all of them at the end
+    count: Positive | None = 1000  # validation images while training runs, at most; all of them at the end
     classes: tuple[Path, ...] = (DATA / "classes.jsonl",)  # JSONL of class names by id, besides one beside the data
     init: str | None = None  # checkpoint to start from, instead of random weights
-    batch: int = 128
+    batch: Positive = 128
     model: ViTModelSettings = ViTModelSettings()
     augment: ImageAugmentSettings = ImageAugmentSettings()
     columns: ListColumns = ListColumns()
@@ -72,9 +71,6 @@ class ViTRun:
     loop: LoopSettings = LoopSettings(
         Path("vit-run"), 2000, OptimSettings(3e-3, "muon", warmup=100, weight_decay=0.1, average=0.998)
     )
-
-    def __post_init__(self):
-        at_least(1, self, "batch", "count")
 
 
 def begin(s: ViTRun, labels: tuple[str, ...]) -> Checkpoint:

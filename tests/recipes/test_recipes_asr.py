@@ -134,14 +134,14 @@ def test_a_model_of_whole_utterances_starts_one_for_streams(recipe, manifest, tm
     ("options", "code", "message"),
     [
         (["--terms", "rnnt"], 2, "rnnt"),
-        (["--left", "8"], 1, "--left 8"),
+        (["--left", "8"], 2, "--left must be 0 without chunk (got 8)"),
         (["--train", "absent.jsonl"], 1, "absent.jsonl"),
         (["--train", "tones.jsonl=0"], 1, "tones.jsonl=0"),
         (["--init", "absent"], 1, "absent"),
-        (["--attention", "1.5"], 1, "--attention 1.5"),
-        (["--width", "30"], 1, "--width 30"),
-        (["--budget", "0"], 2, "--budget 0"),
-        (["--noise", "-1"], 2, "--noise -1"),
+        (["--attention", "1.5"], 2, "--attention must be a number in [0, 1] (got 1.5)"),
+        (["--width", "30"], 1, "--width must be a multiple of 8, for 4 heads of even width (got 30)"),
+        (["--budget", "0"], 2, "--budget must be an integer of at least 1 (got 0)"),
+        (["--noise", "-1"], 2, "--noise must be a number of at least 0 (got -1.0)"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(recipe, manifest, tmp_path, capsys, options, code, message):

@@ -106,7 +106,6 @@ def test_a_row_outside_the_folder_is_a_row_with_its_error(clip, photos, tmp_path
     [
         ({"labels": (), "model": None}, "--task classify needs labels"),
         ({"task": "embed"}, "labels needs --task classify"),
-        ({"rows": 0}, r"rows must be at least 1 \(got 0\)"),
     ],
 )
 def test_settings_that_contradict_each_other(clip, photos, tmp_path, changes, message):

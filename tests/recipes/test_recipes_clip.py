@@ -100,7 +100,7 @@ def test_images_in_use_may_be_larger_than_in_training(recipe, squares, tmp_path)
     assert trained.preprocessing.size == trained.model.config.image.image == (48, 48)
     assert trained.model.image.positions.shape == (9, 64)
     assert len(ZeroShotClassifier(trained, ["a", "b"]).results([Image.new("RGB", (50, 40))])[0]["scores"]) == 2
-    with pytest.raises(UsageError, match="--test_image 40: expected a multiple of the patch of 16"):
+    with pytest.raises(UsageError, match=r"test_image must be a multiple of the patch of 16 pixels \(got 40\)"):
         recipe.main(dataclasses.replace(s, test_image=40))
     # the model then trains at their size
     init = str(tmp_path / "model")

@@ -45,4 +45,4 @@ def test_more_experts_a_token_than_experts_are_one_line(tmp_path, load_recipe, c
         train(load_recipe("train_lm"), tmp_path, "bad", experts=2, experts_per_token=3)
     assert end.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "--experts_per_token 3: must be 1 to 2, the number of experts" in last
+    assert "--experts_per_token must be 1 to 2, the number of experts (got 3)" in last

@@ -217,8 +217,9 @@ def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, fig
         ("mlm", {"data": "none.txt"}, "none.txt: cannot be read"),
         ("mlm", {"data": "empty.txt"}, "empty.txt: holds no text (1 characters)"),
         ("mlm", {"objective": "electra", "pairs": "next"}, "--pairs: has no part in ELECTRA's objective"),
-        ("mlm", {"pairs": "order", "boundary": True}, "--boundary True: must be off with --pairs (see"),
-        ("mlm", {"embed_width": 64}, "--embed_width 64: must be 1 to 32, the model's width (see"),
+        ("mlm", {"pairs": "order", "boundary": True}, "--boundary must be off with --pairs (got True) (see"),
+        ("mlm", {"width": 31}, "--width must be a multiple of heads (2) (got 31) (see"),
+        ("mlm", {"embed_width": 64}, "--embed_width must be 1 to 32, the model's width (got 64) (see"),
         ("mlm", {"unit": "pmi", "often": 999}, "--often 999: no group of words occurs so often"),
         ("mlm", {"tokenizer": "bytes"}, "--tokenizer has no mask_id"),
         ("text", {"columns": ("sentence", "mood")}, "rows.tsv: has no column sentence"),
@@ -228,8 +229,8 @@ def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, fig
         ("table", {"target": "price"}, "table.csv: lacks the column price (x, kind, y, name)"),
         ("table", {"test": "short.csv"}, "test part: lacks the column x"),
         ("table", {"test": "no_y.csv"}, "no_y.csv: lacks the column y (x, kind)"),
-        ("table", {"precision": "bfloat16"}, "--precision bfloat16: must be float32, autocast or float16 for tables"),
-        ("table", {"width": 15}, "--width 15: is not divisible by heads (2)"),
+        ("table", {"precision": "bfloat16"}, "or float16 for tables (got bfloat16) (see"),
+        ("table", {"width": 15}, "--width must be a multiple of heads (2) (got 15) (see"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypatch, recipe, flags, line):

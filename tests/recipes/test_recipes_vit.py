@@ -256,12 +256,12 @@ def test_labels_are_sorted_class_ids(squares):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--patch", "5"], "--image 16: must be a multiple of --patch 5"),
-    (["--patch", "0"], "--patch 0: must be 1 or more"),
-    (["--heads", "3"], "--width 32: must be a multiple of --heads 3"),
-    (["--smallest_crop", "0"], "--smallest_crop 0.0: must be over 0"),
-    (["--cutmix", "-1"], "--cutmix -1.0: must be 0 or more"),
-    (["--batch", "0"], "--batch 0: must be 1 or more"),
+    (["--patch", "5"], "--image must be a multiple of patch (5) (got 16)"),
+    (["--patch", "0"], "--patch must be an integer of at least 1 (got 0)"),
+    (["--heads", "3"], "--width must be a multiple of heads (3) (got 32)"),
+    (["--smallest_crop", "0"], "--smallest_crop must be a number in (0, 1] (got 0.0)"),
+    (["--cutmix", "-1"], "--cutmix must be a number of at least 0 (got -1.0)"),
+    (["--batch", "0"], "--batch must be an integer of at least 1 (got 0)"),
 ])  # fmt: skip
 def test_values_out_of_range_are_wrong_flags(recipe, squares, tmp_path, capsys, options, message):
     with pytest.raises(SystemExit) as end:

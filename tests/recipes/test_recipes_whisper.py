@@ -382,6 +382,7 @@ def test_validation_without_a_clip_that_fits_is_refused(clips, tokenizer, load_r
 
 
 @pytest.mark.parametrize(("flag", "fault"), [
+    (["--heads", "5"], "--width must be a multiple of heads (5) (got "),
     (["--init", "clip-vit-16"], "--init clip-vit-16: is a clip, not a whisper with its tokenizer"),
     (["--init", "whisper-mini"], "--init whisper-mini: hears 80 bands and windows of 600 frames; expected 80 and"),
     (["--init", "whisper-mini", "--window", "600", "--language", "es"], "whisper-mini: knows cs, de, en, fr, not es"),

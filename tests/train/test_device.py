@@ -90,13 +90,13 @@ def test_checkpointing_refuses_batch_norms_and_other_models():
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"steps": 0}, "steps 0: must be 1 or more"),
-        ({"steps": -5}, "steps -5: must be 1 or more"),
-        ({"accumulate": 0}, "accumulate 0: must be 1 or more"),
-        ({"workers": -1}, "workers -1: must be 0 or more"),
-        ({"threads": 2000}, "threads 2000: must be 1024 or fewer"),
-        ({"save_every": 0}, "save_every 0: must be 1 or more"),
-        ({"keep": 1}, "keep 1: must be 2 or more"),
+        ({"steps": 0}, "steps must be an integer of at least 1"),
+        ({"steps": -5}, "steps must be an integer of at least 1"),
+        ({"accumulate": 0}, "accumulate must be an integer of at least 1"),
+        ({"workers": -1}, "workers must be an integer of at least 0"),
+        ({"threads": 2000}, "threads must be an integer in [0, 1024]"),
+        ({"save_every": 0}, "save_every must be an integer of at least 1"),
+        ({"keep": 1}, "keep must be an integer of at least 2"),
         ({"device": "gpu"}, "device gpu: no such device"),
         ({"precision": "float16"}, "precision float16: needs a GPU"),
     ],
@@ -201,7 +201,7 @@ def test_model_flops_of_accumulated_contrast_are_those_of_one_batch(monkeypatch)
     monkeypatch.setattr("multimodal.train.flops.peak_flops", lambda: 1e12)
     found = []
     for accumulate in (1, 2):
-        loop = several_cases.clip_loop(Path("unused"), "softmax", "gather", accumulate=accumulate)
+        loop = several_cases.clip_loop(Path("unused"), "softmax", accumulate=accumulate)
         loop.step(next(loop.loader.start(0)).batches)
         found.append(loop.flops.step)
     assert found[0].model == pytest.approx(found[1].model)

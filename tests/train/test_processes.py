@@ -140,7 +140,7 @@ def test_a_full_disk_in_one_process_leaves_no_damaged_state(tmp_path):
 
 def test_what_shards_cannot_do_is_refused(tmp_path):
     for changes, cause in (
-        ({}, "optimizer muon: must be adamw"),
+        ({}, "optimizer must be adamw"),
         ({"optim": ADAMW, "precision": "float16"}, "bfloat16 with"),
     ):
         with pytest.raises(UsageError, match=cause):

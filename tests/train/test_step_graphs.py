@@ -59,7 +59,9 @@ def test_replayed_steps_are_the_usual_ones(tmp_path, captured, optimizer, near):
 
 def test_a_share_of_patches_that_ends_is_another_graph(tmp_path, captured):
     """The number of the step counts in `at_step` alone, before the shapes are compared."""
-    objective = Contrastive(torch.nn.Identity(), keep=lambda step: 0.5 if step < 5 else 1.0)
+    model = torch.nn.Identity()
+    model.logit_scale = torch.nn.Parameter(torch.zeros(()))
+    objective = Contrastive(model, keep=lambda step: 0.5 if step < 5 else 1.0)
     batch = Pairs(torch.zeros(2, 3, 8, 8), torch.zeros(2, 4), order=torch.zeros(2, 8))
     keys = [shapes(objective.at_step(batch, step)) for step in range(10)]
     assert len(set(keys[:5])) == len(set(keys[5:])) == 1

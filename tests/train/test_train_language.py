@@ -302,10 +302,11 @@ def test_new_weights_are_gpt2s():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"width": 10, "heads": 4}, "width 10: must be a multiple of heads"),
-    ({"kv_heads": 3}, "kv_heads 3: must be 0 or a divisor"),
-    ({"width": 12, "heads": 4}, "heads 4: must be so many"),
-    ({"dropout": 1.0}, "dropout 1.0: must be 0 to under 1"),
+    ({"width": 10, "heads": 4}, "width must be a multiple of heads"),
+    ({"heads": 0}, "heads must be an integer of at least 1"),
+    ({"kv_heads": 3}, "kv_heads must be 0 or a divisor"),
+    ({"width": 12, "heads": 4}, "heads must be so many"),
+    ({"dropout": 1.0}, r"dropout must be a number in \[0, 1\)"),
     ({"preset": "vit_b16"}, "preset vit_b16: expected a causal language model"),
     ({"preset": "gpt-7"}, "gpt-7"),
 ])  # fmt: skip

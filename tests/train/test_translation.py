@@ -159,10 +159,10 @@ def test_a_translator_is_trained_further(recipe, tmp_path):
     (("--init", "translator-mini", "--languages", "en", "it", "--judge", "en-it"), "-mini: has no language it"),
     (("--often", "en-xx=2"), "--often en-xx=2: is no DIRECTION=NUMBER"),
     (("--often", "en-de=often"), "--often en-de=often: is no DIRECTION=NUMBER"),
-    (("--judge", "en-cs"), "--judge en-cs: must be one of en-de, en-fr"),
+    (("--judge", "en-cs"), "--judge must be one of en-de, en-fr"),
     (("--groups", "en,de", "fr"), "--groups needs --grouped"),
     (("--groups", "en,de", "--grouped", "0", "1"), "--groups en,de: expected each of en, de, fr once"),
-    (("--groups", "en,de", "fr", "--grouped", "2", "0"), "--grouped 2: must be 0 to encoder_layers"),
+    (("--groups", "en,de", "fr", "--grouped", "2", "0"), "--grouped must be 0 to 1, the encoder_layers"),
 ])  # fmt: skip
 def test_wrong_flags_are_said_in_one_line(recipe, tmp_path, capsys, flags, says):
     with pytest.raises(SystemExit) as end:

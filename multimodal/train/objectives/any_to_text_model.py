@@ -6,13 +6,14 @@ from typing import Any
 
 from multimodal.blocks.connector import ConnectorConfig
 from multimodal.blocks.stack import transformer
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, multiple_of
 from multimodal.models.any_to_text import AnyToText, AnyToTextConfig
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.models.whisper import WhisperEncoder
+from multimodal.system.options import Natural, Positive, Rate
 from multimodal.tokens.chat.format import CONTROLS, END, plain_format
 from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
 from multimodal.tokens.text.hub.pipeline import HubTokenizer
@@ -24,15 +25,18 @@ from multimodal.weights.folder import Checkpoint
 class AnySettings:
     """Sizes of a new model; with `--init` only `dropout` applies."""
 
-    vocabulary: int = 1280
-    width: int = 144
-    layers: int = 4
-    heads: int = 4
-    context: int = 512
-    dropout: float | None = None  # of the decoder: by default 0, with --init as it has it
-    image_layers: int = 0  # first layers of the image encoder to use, without its final norm (0: all, with it)
-    shuffle: int = 2  # a square of that many patches a side becomes one row
-    stack: int = 2  # so many states of sound become one row
+    vocabulary: Positive = 1280
+    width: Positive = 144
+    layers: Positive = 4
+    heads: Positive = 4
+    context: Positive = 512
+    dropout: Rate | None = None  # of the decoder: by default 0, with --init as it has it
+    image_layers: Natural = 0  # first layers of the image encoder to use, without its final norm (0: all, with it)
+    shuffle: Positive = 2  # a square of that many patches a side becomes one row
+    stack: Positive = 2  # so many states of sound become one row
+
+    def __post_init__(self):
+        multiple_of("heads", self, "width")
 
 
 def begin(image: Checkpoint | None, audio: Checkpoint | None, texts: Iterable[str], s: AnySettings) -> Checkpoint:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from multimodal.data.datasets.captions import as_tensor, stacked_images
 from multimodal.data.sources import Sample
-from multimodal.errors import UsageError, demand
+from multimodal.errors import UsageError
+from multimodal.system.options import NonNegativeFloat, PositiveShare, Rate, Share, check_limits
 from multimodal.tokens.image.operations import OPERATIONS
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.image.reading import read_image
@@ -32,21 +33,16 @@ class ImageAugmentSettings:
     """Augmentation of labelled images."""
 
     randaugment: str = "rand-m9-mstd0.5-inc1"  # timm's RandAugment string (Cubuk et al. 2020), empty for none
-    smallest_crop: float = 0.3  # smallest crop, as a share of the image's area
-    flip: float = 0.5  # probability of mirroring
-    erase: float = 0.25  # probability of random erasing (Zhong et al. 2020)
-    mixup: float = 0.2  # alpha of mixup (Zhang et al. 2018), 0 for none; partners come from the same micro-batch
-    cutmix: float = 1.0  # alpha of CutMix (Yun et al. 2019), 0 for none; with both, each image gets either
-    mix: float = 1.0  # share of the images that are mixed
-    smoothing: float = 0.1  # label smoothing (Szegedy et al. 2016)
+    smallest_crop: PositiveShare = 0.3  # smallest crop, as a share of the image's area
+    flip: Share = 0.5  # probability of mirroring
+    erase: Share = 0.25  # probability of random erasing (Zhong et al. 2020)
+    mixup: NonNegativeFloat = 0.2  # alpha of mixup (Zhang et al. 2018), 0: none; partners are of the same micro-batch
+    cutmix: NonNegativeFloat = 1.0  # alpha of CutMix (Yun et al. 2019), 0: none; with both, each image gets either
+    mix: Share = 1.0  # share of the images that are mixed
+    smoothing: Rate = 0.1  # label smoothing (Szegedy et al. 2016)
 
     def __post_init__(self):
-        demand("smallest_crop", self.smallest_crop, 0 < self.smallest_crop <= 1, "over 0, up to 1")
-        for name in ("flip", "erase", "mix"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("mixup", "cutmix"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 or more")
-        demand("smoothing", self.smoothing, 0 <= self.smoothing < 1, "0 to under 1")
+        check_limits(self)
 
 
 class Operation(NamedTuple):

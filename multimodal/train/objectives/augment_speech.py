@@ -12,7 +12,8 @@ from torch import Tensor
 
 from multimodal.data.batching import pad_text, padded_frames, zeros_of_batch
 from multimodal.data.datasets.speech import SpeechFrames
-from multimodal.errors import DataError, demand
+from multimodal.errors import DataError
+from multimodal.system.options import Natural, NonNegativeFloat, Rate, check_limits
 from multimodal.tokens.audio.log_mel import BANK_FLOOR, BANK_MEAN, BANK_SCALE, RATE, mel_edges, spec_augment
 
 FLOOR = (math.log(BANK_FLOOR) - BANK_MEAN) / BANK_SCALE  # the feature of digital silence
@@ -39,20 +40,17 @@ class SpeechBatch(NamedTuple):
 class SpeechAugmentation:
     """Augmentation of log-mel frames, which costs a hundredth of augmenting samples; 0: none."""
 
-    speed: float = 0.1  # change of speed, up to this share
-    warp: float = 0.0  # change of the frequencies, up to this share: longer and shorter vocal tracts
-    channel: float = 0.0  # change of the spectrum's shape, up to this many dB: other microphones and rooms
-    volume: float = 10.0  # change of volume, up to this many dB
-    noise: float = 0.2  # share of utterances with steady noise of random tilt, 5 to 45 dB under the loud parts
-    time_masks: float = 0.67  # SpecAugment time masks per second, each up to 0.12 s and a twentieth of the utterance
-    freq_masks: int = 1  # SpecAugment frequency masks of up to `freq_width` bands
-    freq_width: int = 15
+    speed: Rate = 0.1  # change of speed, up to this share
+    warp: Rate = 0.0  # change of the frequencies, up to this share: longer and shorter vocal tracts
+    channel: NonNegativeFloat = 0.0  # change of the spectrum's shape, up to this many dB: other microphones and rooms
+    volume: NonNegativeFloat = 10.0  # change of volume, up to this many dB
+    noise: NonNegativeFloat = 0.2  # share of utterances with noise of random tilt, 5 to 45 dB under the loud parts
+    time_masks: NonNegativeFloat = 0.67  # SpecAugment time masks per second, up to 0.12 s and 5 % of the utterance
+    freq_masks: Natural = 1  # SpecAugment frequency masks of up to `freq_width` bands
+    freq_width: Natural = 15
 
     def __post_init__(self):
-        for name in ("channel", "volume", "noise", "time_masks", "freq_masks", "freq_width"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 or more")
-        for name in ("speed", "warp"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) < 1, "0 to under 1")
+        check_limits(self)
 
 
 def augment(features: Float[Tensor, "_ M"], a: SpeechAugmentation, random: torch.Generator) -> Float[Tensor, "_ M"]:

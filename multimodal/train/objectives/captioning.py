@@ -17,7 +17,7 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.captions import DRAWS, CaptionAugmentSettings, CaptionExample, augmented, stacked_images
 from multimodal.data.loader import Deferred
-from multimodal.errors import CheckpointError, UsageError
+from multimodal.errors import CheckpointError, UsageError, multiple_of
 from multimodal.models.captioner import VisionEncoderDecoder, VisionEncoderDecoderConfig
 from multimodal.models.clip import CLIP
 from multimodal.models.text_config import TextConfig
@@ -100,6 +100,9 @@ class DecoderSettings:
     encoder_layers: Natural = 0  # first layers of the encoder to use (0: all)
     drop_path: Rate | None = None  # of the encoder: by default 0, or as that model has it
     queries: Positive = 32  # of CoCa's attention pooling
+
+    def __post_init__(self):
+        multiple_of("heads", self, "width")
 
     @property
     def new_dropout(self) -> float:

@@ -15,7 +15,7 @@ from multimodal.data.datasets.images import square
 from multimodal.data.datasets.text import TokenBatch
 from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.sources import Source
-from multimodal.errors import DataError, UsageError
+from multimodal.errors import DataError, demand
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.image.reading import read_image
 from multimodal.train.objectives.text.language import guesses_loss
@@ -67,8 +67,7 @@ class Palette:
     def of(cls, pixels: UInt8[Tensor, "N S S 3"], count: int, seed: int = 0) -> "Palette":
         """Cluster a random sample of the pixels by k-means; it may have fewer colours. Raises UsageError for less than
         two colours."""
-        if count < 2:
-            raise UsageError(f"{count}: must be 2 or more", argument="colours")
+        demand("colours", count, count >= 2, "2 or more")
         from sklearn.cluster import KMeans
 
         random = torch.Generator().manual_seed(seed)

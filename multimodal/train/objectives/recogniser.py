@@ -10,7 +10,7 @@ from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import transformer
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -65,10 +65,8 @@ class Recognition(Summed):
     ):  # fmt: skip
         super().__init__(model)
         share = {"ctc": 0.0, "attention": 1.0}.get(terms, attention)
-        if not (0 <= share <= 1 and 0 <= middle < 1):
-            raise UsageError(
-                f"{attention}, middle {middle}: weights must be 0 to 1, the middle's under 1", argument="attention"
-            )
+        demand("attention", attention, 0 <= share <= 1, "0 to 1")
+        demand("middle", middle, 0 <= middle < 1, "0 to under 1")
         weights = {"attention": share, "ctc": (1 - share) * (1 - middle), "middle": (1 - share) * middle}
         self.weights = {name: weight for name, weight in weights.items() if weight}
         if share and (model.decoder is None or tokenizer.bos_id is None or tokenizer.eos_id is None):

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.data.datasets.tables import Columns, TableData
-from multimodal.errors import UsageError, demand
 from multimodal.models.tabular import FTTransformer
 from multimodal.tasks.evaluate.classification import table_figures
 from multimodal.train.objective import Summed
@@ -100,10 +99,3 @@ def _ranks(ids: Int[Tensor, "N"], kinds: int) -> Int[Tensor, "K"]:
 def better(figures: Mapping[str, float]) -> float:
     """Return the score to maximize."""
     return -figures["rmse"] if "rmse" in figures else figures["accuracy"]
-
-
-def check_sizes(width: int, heads: int, precision: str) -> None:
-    if width % heads:
-        raise UsageError(f"{width}: is not divisible by heads ({heads})", argument="width")
-    fine = precision != "bfloat16"  # which would round the table's numbers to three digits
-    demand("precision", precision, fine, "float32, autocast or float16 for tables")

@@ -11,7 +11,7 @@ from tests.helpers import tiny_run
 
 def test_fewer_steps_than_the_state_has_are_refused(tmp_path):
     tiny_run.loop(tmp_path, steps=4).fit()
-    with pytest.raises(UsageError, match="steps 2: must be that of state-000000004 or more"):
+    with pytest.raises(UsageError, match="steps must be that of state-000000004 or more"):
         tiny_run.loop(tmp_path, steps=2, resume=True).fit()
 
 

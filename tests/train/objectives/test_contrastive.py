@@ -160,5 +160,5 @@ def test_unequal_counts_need_to_say_what_fits():
 
 @pytest.mark.parametrize(("name", "width", "head"), [("width", 32, 64), ("width", 100, 64), ("text_width", 100, 32)])
 def test_a_width_that_its_heads_do_not_divide_is_refused(name, width, head):
-    with pytest.raises(UsageError, match=f"{name} {width}: must be a multiple of {head}, the width of its heads"):
+    with pytest.raises(UsageError, match=f"{name} must be a multiple of {head}, the width of its heads"):
         ContrastiveModelSettings(**{name: width})

@@ -315,7 +315,7 @@ def test_a_trained_vocabulary_spells_its_texts_and_keeps_spare_ids_for_control(t
 def test_what_cannot_be_masked_is_said():
     with pytest.raises(UsageError, match="tokenizer has no mask_id"):
         Masker(ByteTokenizer(), MaskSettings())
-    with pytest.raises(UsageError, match=r"masked 0\.95: must be 1 at most with random 0\.1"):
+    with pytest.raises(UsageError, match=r"masked must be 1 at most with random 0\.1"):
         MaskSettings(masked=0.95)
     with pytest.raises(DataError, match="data holds fewer than two documents with two sentences in 1 windows"):
         MaskedTexts([SentenceWindow(0, ([5], [6]))], Masker(TOKENIZER, MaskSettings()), 32, pairs="next")

@@ -71,7 +71,7 @@ def test_pairs_are_written_for_the_translator(recipe, tmp_path, caplog):
     (["--texts", "en={}/en", "de={}/none"], "none: "),
     (["--texts", "en={}/en", "de={}/empty"], "empty: has no text"),
     (["--texts", "en={}/en", "de={}/de", "--groups", "en"], "--groups en: expected each of en, de once"),
-    (["--texts", "en={}/en", "de={}/de", "--bridges", "xx"], "--bridges xx: must be one of en, de"),
+    (["--texts", "en={}/en", "de={}/de", "--bridges", "xx"], "--bridges must be one of en, de"),
     (["--texts", "en={}/en", "de={}/de", "--hide", "0.3"], "--hide needs --aligned"),
 ])  # fmt: skip
 def test_wrong_flags_are_said_in_one_line(recipe, tmp_path, capsys, flags, says):

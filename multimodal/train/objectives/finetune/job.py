@@ -10,7 +10,7 @@ from torch import nn
 from multimodal.data.loader import Plan
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
-from multimodal.errors import at_least
+from multimodal.system.options import Positive
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.augment_images import ImageAugmentSettings
 from multimodal.weights.folder import Checkpoint
@@ -23,18 +23,15 @@ LIGHT = ImageAugmentSettings("rand-m5-n1-mstd0.5-inc1", 0.5, erase=0.0, mixup=0.
 class FinetuningData:
     data: tuple[str, ...]  # folders, tars or lists of images with classes or captions; or manifests of recordings
     val: str | None = None  # held-out data of the same form, to measure on
-    count: int | None = 500  # items of it while training runs, about; all of them at the end
-    batch: int = 64  # images per batch
-    frames: int = 4000  # frames (10 ms) of recordings per batch, at most
+    count: Positive | None = 500  # items of it while training runs, about; all of them at the end
+    batch: Positive = 64  # images per batch
+    frames: Positive = 4000  # frames (10 ms) of recordings per batch, at most
     language: str = "en"  # of recordings whose manifest names none (Whisper's format)
     head: Literal["names", "zeros"] = "names"  # a CLIP's new head for `classify`: the class names' vectors, or zeros
     classes: tuple[Path, ...] = ()  # JSONL files of class names by id, besides one beside the data
     augment: ImageAugmentSettings = LIGHT
     columns: ListColumns = ListColumns()
     trust: Trust = Trust()
-
-    def __post_init__(self):
-        at_least(1, self, "batch", "frames", "count")
 
 
 class FinetuningJob(NamedTuple):

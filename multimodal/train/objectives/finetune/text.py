@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -13,9 +13,8 @@ from multimodal.data.datasets.annotated.choices import ChoiceQuestions, CollateC
 from multimodal.data.datasets.annotated.questions import CollateAnswers, QuestionWindows, read_questions
 from multimodal.data.datasets.annotated.tagged import CollateTagged, TaggedTexts, read_tagged, tags_of
 from multimodal.data.datasets.labelled_texts import CollateClassed, LabelledTexts, classes_of, read_labelled
-from multimodal.errors import at_least
 from multimodal.models.text import TextTransformer
-from multimodal.system.options import Rate
+from multimodal.system.options import Limits, Natural, Rate
 from multimodal.tasks.evaluate.classification import class_figures, text_logits
 from multimodal.tasks.evaluate.text.annotated import found_answers, right_choices, word_tags
 from multimodal.tasks.evaluate.text.answer_scores import answer_scores, entity_scores
@@ -44,13 +43,9 @@ class AnnotatedTexts:
     task: Literal["class", "tagging", "qa", "choice"] = "class"
     columns: tuple[str, str] | None = None  # class: names of the columns of text and label, for tables with a header
     random: bool = False  # start from random weights in the architecture of --model
-    longest: int | None = None  # tokens of a row, at most the model's context (default: 128, of qa 384)
-    overlap: int = 128  # qa: tokens that neighbouring windows of a long context share
+    longest: Annotated[int, Limits(8)] | None = None  # tokens of a row, at most the context (default: 128, of qa 384)
+    overlap: Natural = 128  # qa: tokens that neighbouring windows of a long context share
     dropout: Rate = 0.1
-
-    def __post_init__(self):
-        at_least(8, self, "longest")
-        at_least(0, self, "overlap")
 
 
 class TextJob(NamedTuple):

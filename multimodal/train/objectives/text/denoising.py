@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,10 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.data.datasets.documents import SentenceWindow
 from multimodal.data.datasets.text import IGNORED
 from multimodal.data.examples import SizedExamples
-from multimodal.errors import DataError, UsageError, demand
+from multimodal.errors import DataError, UsageError, multiple_of
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.system.options import Natural, Positive, Rate
+from multimodal.system.options import Limits, Natural, Positive, ProperShare, Rate, check_limits
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.device import moved
 from multimodal.train.objective import Summed
@@ -28,12 +29,11 @@ from multimodal.train.objectives.text.translation import Pair, PairBatch, target
 class NoiseSettings:
     """Corruption of the texts."""
 
-    share: float = 0.15  # share of the tokens to corrupt
-    span: float = 3.0  # tokens of a span, on average
+    share: ProperShare = 0.15  # share of the tokens to corrupt
+    span: Annotated[float, Limits(0.1, 100, below=True)] = 3.0  # tokens of a span, on average
 
     def __post_init__(self):
-        demand("share", self.share, 0 < self.share < 1, "over 0 and under 1")
-        demand("span", self.span, 0.1 <= self.span < 100, "0.1 or more and under 100")
+        check_limits(self)
 
 
 def sentinels(tokenizer: Tokenizer, count: int) -> list[int]:
@@ -108,6 +108,9 @@ class SizeSettings:
     heads: Positive = 4
     context: Positive = 128
     dropout: Rate = 0.0
+
+    def __post_init__(self):
+        multiple_of("heads", self, "width")
 
 
 def encoder_decoder(vocabulary: int, style: str, start_id: int, s: SizeSettings) -> EncoderDecoder:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from multimodal.data.datasets.text import IGNORED, TokenBatch
-from multimodal.errors import UsageError
+from multimodal.errors import UsageError, demand
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.evaluate.perplexity import mask_of
@@ -25,8 +25,7 @@ def student_config(teacher: TextConfig, layers: int) -> TextConfig:
     stack = teacher.stack
     if stack.shared is not None:
         raise UsageError("shares its weights among layers, so none can be dropped", argument="teacher")
-    if not 0 < layers < stack.layers:
-        raise UsageError(f"{layers}: must be 1 or more, and fewer than the teacher's {stack.layers}", argument="layers")
+    demand("layers", layers, 0 < layers < stack.layers, f"1 or more, and fewer than the teacher's {stack.layers}")
     return replace(teacher, stack=replace(stack, layers=layers))
 
 

@@ -1,14 +1,15 @@
 """Settings and configuration of a new language model."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.experts import ExpertsConfig
 from multimodal.blocks.stack import BlockConfig, StackConfig
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand, multiple_of
 from multimodal.models.presets import preset
 from multimodal.models.text_config import PositionConfig, TextConfig
+from multimodal.system.options import Limits, Natural, Positive, Rate, check_limits
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,12 @@ class LanguageModelSettings:
     """Architecture of the model; with --preset only --context and the dropouts apply."""
 
     preset: str = ""  # such as gpt2
-    width: int = 256
-    layers: int = 6
-    heads: int = 4
-    kv_heads: int = 0  # 0: as many as heads; 1: multi-query
-    hidden: int = 0  # 0: four widths, or 8/3 if gated
-    context: int = 256  # tokens
+    width: Positive = 256
+    layers: Positive = 6
+    heads: Positive = 4
+    kv_heads: Natural = 0  # 0: as many as heads; 1: multi-query
+    hidden: Natural = 0  # 0: four widths, or 8/3 if gated
+    context: Annotated[int, Limits(2)] = 256  # tokens
     positions: Literal["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "none"] = "rotary"
     norm: Literal["layer", "rms"] = "layer"
     post_norm: bool = False
@@ -29,24 +30,20 @@ class LanguageModelSettings:
     gated: bool = False  # gated feed-forward (with silu: SwiGLU)
     bias: bool = True
     tied: bool = True  # share embedding and output weights
-    dropout: float = 0.0  # of embeddings, residual branches and inside the feed-forward
-    attention_dropout: float = 0.0
-    experts: int = 0  # feed-forwards per layer, of which each token uses `experts_per_token`; 0: one
+    dropout: Rate = 0.0  # of embeddings, residual branches and inside the feed-forward
+    attention_dropout: Rate = 0.0
+    experts: Natural = 0  # feed-forwards per layer, of which each token uses `experts_per_token`; 0: one
     experts_per_token: int = 2
 
     def __post_init__(self):
-        at_least(1, self, "width", "layers", "heads")
-        at_least(2, self, "context")
-        at_least(0, self, "hidden", "experts")
+        check_limits(self)
         demand("experts_per_token", self.experts_per_token, 1 <= self.experts_per_token <= (self.experts or 10**6),
                f"1 to {self.experts}, the number of experts")  # fmt: skip
-        demand("width", self.width, self.width % self.heads == 0, f"a multiple of heads ({self.heads})")
-        demand("kv_heads", self.kv_heads, self.kv_heads >= 0 and (not self.kv_heads or self.heads % self.kv_heads == 0),
+        multiple_of("heads", self, "width")
+        demand("kv_heads", self.kv_heads, not self.kv_heads or self.heads % self.kv_heads == 0,
                f"0 or a divisor of heads ({self.heads})")  # fmt: skip
         even = self.positions != "rotary" or self.width // self.heads % 2 == 0
         demand("heads", self.heads, even, f"so many that width {self.width} leaves each an even width, for rotary")
-        for name in ("dropout", "attention_dropout"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) < 1, "0 to under 1")
 
 
 SHAW = 16  # clipping distance of Shaw et al. 2018, table 1

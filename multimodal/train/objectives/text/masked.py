@@ -17,7 +17,7 @@ from multimodal.blocks.stack import StackConfig, transformer
 from multimodal.data.batching import PaddedText, bucketed, pad_rows, pad_text
 from multimodal.data.datasets.documents import SentenceWindow
 from multimodal.data.loader import Plan, generator
-from multimodal.errors import DataError
+from multimodal.errors import DataError, multiple_of
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.system.options import Natural, Positive, Rate
@@ -199,6 +199,10 @@ class EncoderSettings:
     heads: Positive = 4
     context: Positive = 128
     dropout: Rate | None = 0.1  # None: 0, or as a model that is trained further has it
+
+    def __post_init__(self):
+        if self.layers:
+            multiple_of("heads", self, "width")
 
     def stack(self) -> StackConfig:
         """BERT's stack: post-norm, epsilon 1e-12, GELU, hidden width 4x."""

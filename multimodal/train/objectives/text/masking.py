@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multimodal.errors import UsageError, at_least, demand
+from multimodal.errors import UsageError, demand
+from multimodal.system.options import Natural, Positive, PositiveShare, ProperShare, Share, check_limits
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.objectives.text.collocations import LONGEST, Word, collocations
 
@@ -22,24 +23,19 @@ Places = Sequence[int]  # of the tokens of a word or a collocation
 class MaskSettings:
     """Masking of the texts."""
 
-    share: float = 0.15  # share of the tokens to predict
-    masked: float = 0.8  # share of those replaced by [MASK]
-    random: float = 0.1  # share of those replaced by a random token; the rest stays
+    share: ProperShare = 0.15  # share of the tokens to predict
+    masked: Share = 0.8  # share of those replaced by [MASK]
+    random: Share = 0.1  # share of those replaced by a random token; the rest stays
     unit: Literal["tokens", "words", "spans", "pmi"] = "tokens"  # masked whole; the last span ends after a word
-    geometric: float = 0.2  # spans: chance that a span ends after each of its words
-    longest_span: int = 10  # spans: words, at most
-    collocations: int = 10000  # pmi: word groups with the highest pointwise mutual information in the training texts
-    often: int = 10  # pmi: least occurrences of a group
-    ways: int = 0  # fixed masks per text, cycled by epoch (static masking); 0: new masks each epoch (dynamic)
+    geometric: PositiveShare = 0.2  # spans: chance that a span ends after each of its words
+    longest_span: Positive = 10  # spans: words, at most
+    collocations: Positive = 10000  # pmi: word groups with the highest pointwise mutual information in training
+    often: Positive = 10  # pmi: least occurrences of a group
+    ways: Natural = 0  # fixed masks per text, cycled by epoch (static masking); 0: new masks each epoch (dynamic)
 
     def __post_init__(self):
-        demand("share", self.share, 0 < self.share < 1, "over 0 and under 1")
-        for name in ("masked", "random"):
-            demand(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
+        check_limits(self)
         demand("masked", self.masked, self.masked + self.random <= 1, f"1 at most with random {self.random}")
-        demand("geometric", self.geometric, 0 < self.geometric <= 1, "over 0, 1 at most")
-        at_least(0, self, "ways")
-        at_least(1, self, "longest_span", "collocations", "often")
 
 
 def chosen_tokens(
