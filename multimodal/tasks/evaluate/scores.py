@@ -1,6 +1,7 @@
 """Scores of hypotheses against references and of predictions against labels, as shares of 1."""
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,6 +65,17 @@ def error_rates(
     return wer, float(jiwer.cer(*characters))
 
 
+def closest(references: Sequence[str], text: str) -> str:
+    """The first reference with the fewest word errors (jiwer)."""
+    import jiwer
+
+    def errors(reference: str) -> int:
+        found = jiwer.process_words(reference, text)
+        return found.substitutions + found.deletions + found.insertions
+
+    return min(references, key=errors)
+
+
 def word_errors(
     references: Sequence[str], hypotheses: Sequence[str], language: str | None, name: str | None = None,
     keep_marks: bool = False,
@@ -75,9 +87,13 @@ def word_errors(
     return {kind: rate and round(rate, 4) for kind, rate in zip(("wer", "cer"), rates, strict=True)}
 
 
-def bleu(references: Sequence[str], hypotheses: Sequence[str], language: str | None = None) -> float:
-    """Corpus BLEU in percent (sacrebleu's defaults: cased, exponential smoothing; Post 2018), see `bleu_tokenizer`."""
-    return round(_bleu(language).corpus_score(list(hypotheses), [list(references)]).score, 2)
+def bleu(
+    references: Sequence[str | tuple[str, ...]], hypotheses: Sequence[str], language: str | None = None
+) -> float:  # fmt: skip
+    """Corpus BLEU in percent (sacrebleu's defaults: cased, exponential smoothing; Post 2018), see `bleu_tokenizer`.
+    References of a hypothesis: one, or a tuple of any number."""
+    several = [(one,) if isinstance(one, str) else one for one in references]
+    return round(_bleu(language).corpus_score(list(hypotheses), list(zip_longest(*several))).score, 2)
 
 
 def bleu_tokenizer(language: str | None) -> str:

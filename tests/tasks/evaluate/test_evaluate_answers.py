@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
+from sacrebleu.metrics import BLEU
 
 from multimodal import Asker
 from multimodal.data.datasets.chats import open_chats, question, write_chats
@@ -50,6 +51,18 @@ def test_figures_are_those_by_hand():
     assert AnswerEvaluation(rows, []).figures()["image"] == {
         "questions": 1, "bleu4": None, "rouge_l": None, "cider": None}  # fmt: skip
     assert list(figures) == ["classes", "speech", "german", "text"]
+
+
+def test_each_of_several_references_counts():
+    first, second = ("the cat is sitting here now", "a cat sat"), ("two dogs run across the field",)
+    answers = ["the cat is sitting here", "two dogs ran across the field"]
+    likely = BLEU().corpus_score(answers, [[first[0], second[0]], [first[1], None]]).score
+    for own in (first, first[::-1]):
+        pairs = [(answers[0], own), (answers[1], second)]
+        rows = [row(answer, *known, task=m, metric=m) for m in ("bleu", "wer") for answer, known in pairs]
+        figures = AnswerEvaluation(rows, []).figures()
+        assert figures["bleu"]["bleu"] == pytest.approx(likely, abs=0.005)
+        assert figures["wer"]["wer"] == pytest.approx(100 * 2 / 12, abs=0.005)
 
 
 @pytest.mark.parametrize(("answer", "reference", "right"), [

@@ -14,7 +14,7 @@ from multimodal.data.sources import Source, SourceRow
 from multimodal.errors import DataError, MultimodalError, one_line
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
-from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, error_rates, normalizer, normalizer_name
+from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, closest, error_rates, normalizer, normalizer_name
 from multimodal.tokens.chat.messages import Kind
 
 ARTICLES = {"a", "an", "the"}
@@ -70,12 +70,13 @@ def _exact(rows: Sequence[AnsweredQuestion]) -> dict[str, float]:
 
 
 def _wer(rows: Sequence[AnsweredQuestion]) -> dict[str, float | None]:
-    """Each row after the normalizer of its own language."""
+    """Each row after the normalizer of its own language, against its closest reference."""
     names = [normalizer_name(row.language) for row in rows]
     normal = {name: normalizer(name) for name in set(names)}
-    pairs = [[normal[name](text) for text in (row.references[0], row.answer)]
-             for name, row in zip(names, rows, strict=True)]  # fmt: skip
-    rates = error_rates(*zip(*pairs, strict=True), names)
+    found = [normal[name](row.answer) for name, row in zip(names, rows, strict=True)]
+    wanted = [closest([normal[name](one) for one in row.references], text)
+              for name, row, text in zip(names, rows, found, strict=True)]  # fmt: skip
+    rates = error_rates(wanted, found, names)
     return {kind: rate and round(100 * rate, 2) for kind, rate in zip(("wer", "cer"), rates, strict=True)}
 
 
@@ -90,7 +91,7 @@ def _cider(rows: Sequence[AnsweredQuestion]) -> dict[str, float | None]:
 
 def _bleu(rows: Sequence[AnsweredQuestion]) -> dict[str, float | str]:
     language = rows[0].language
-    score = bleu([row.references[0] for row in rows], [row.answer for row in rows], language)
+    score = bleu([row.references for row in rows], [row.answer for row in rows], language)
     return {"bleu": score, "bleu_tokenizer": bleu_tokenizer(language)}
 
 
