@@ -208,6 +208,7 @@ def test_a_head_is_kept_for_the_same_classes_and_replaced_for_others():
     other = classifier(begun, "edcba", drop_path=0.1).eval()
     assert not other(images).any()
     assert other.config.stack.drop_path == 0.1
+    assert classifier(Checkpoint(other, preprocessing=RECORD), "abc").config.stack.drop_path == 0.1
     assert torch.equal(other.pooled(other.tokens(images)), model.pooled(model.tokens(images)))
     clip = tiny.made("clip-sigmoid")
     tower = classifier(Checkpoint(clip, preprocessing=RECORD), "abc").eval()

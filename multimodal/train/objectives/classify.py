@@ -97,7 +97,7 @@ class SoftTargets(Summed):
         return {"loss": len(batch.targets)}
 
 
-def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float | None = 0.0) -> ViT:
+def classifier(start: Checkpoint, labels: Sequence[str], drop_path: float | None = None) -> ViT:
     """Copy the ViT of a checkpoint, or the image tower of a CLIP, with a head for `labels`: its own if the card has the
     same labels in the same order, else a new one of zeros. `drop_path` None: as the checkpoint has it.
 
