@@ -14,7 +14,8 @@ without `--task`, `match` for a CLIP. `--freeze image text.stack` freezes parts 
 Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 images of 80 classes, 36.0 % before
 (zero-shot; its training had these images): `--task classify --rate 3e-4` 39.8 %, `--lora_rank 8 --rate 1e-3` 37.5 %,
 `--freeze all --rate 1e-3` 35.5 %, `--task match --lora_rank 8 --rate 1e-3` 40.0 %; 1 to 3 minutes each (`classify` then
-trained without the model's drop path of 0.05). The recogniser of revision a77fa31 on AN4 with 60 steps: greedy WER 20.8 % before, 19.0 % after.
+trained without the model's drop path of 0.05). The recogniser of revision a77fa31 on AN4 with 60 steps: greedy WER
+20.8 % before, 19.0 % after.
 """
 
 from collections.abc import Callable

@@ -128,6 +128,11 @@ class LanguageModelRun:
         demand("induction", self.induction, not self.induction or self.objective == "causal", "off with a prefix")
         demand("stride", self.stride, self.stride <= self.model.context, f"at most the context ({self.model.context})")
 
+    @property
+    def mixed(self) -> bool:
+        """Each file is a source of its own."""
+        return bool(self.weights or self.epochs or self.temperature)
+
 
 def transcripts(texts: list[str]) -> list[str]:
     """Plain texts, each after a space: a recogniser's first word has the tokens of one inside of a sentence."""
@@ -184,19 +189,12 @@ def samples(s: LanguageModelRun, model: TextTransformer, tokenizer: Tokenizer, i
 def source_of(s: LanguageModelRun, texts: list[list[str]], tokenizer: Tokenizer) -> Packed | Windows | Mixture:
     """Rows of all texts, or a mixture of those of each file."""
     kind = Packed if s.documents != "none" else Windows
-    mixed = s.weights or s.epochs or s.temperature
-    parts = texts if mixed else [[text for part in texts for text in part]]
-    corpora = [TextCorpus.of(part, tokenizer) for part in parts]
-    log.info(
-        "%d texts, %d tokens of %d kinds",
-        sum(map(len, corpora)),
-        sum(len(c.ids) for c in corpora),
-        tokenizer.vocab_size,
-    )
-    sources = [kind(corpus, s.model.context) for corpus in corpora]
-    if not mixed:
-        return sources[0]
+    corpora = [TextCorpus.of(part, tokenizer) for part in texts]
     tokens = [len(corpus.ids) for corpus in corpora]
+    log.info("%d texts, %d tokens of %d kinds", sum(map(len, corpora)), sum(tokens), tokenizer.vocab_size)
+    sources = [kind(corpus, s.model.context) for corpus in corpora]
+    if not s.mixed:
+        return sources[0]
     by_epochs = [n * epochs for n, epochs in zip(tokens, s.epochs, strict=False)]
     weights = s.weights or by_epochs or temperature_weights(tokens, s.temperature)
     return Mixture(sources, weights, [path.name for path in s.data])
@@ -205,12 +203,8 @@ def source_of(s: LanguageModelRun, texts: list[list[str]], tokenizer: Tokenizer)
 def main(s: LanguageModelRun) -> None:
     loop = s.loop
     torch.manual_seed(loop.seed)
-    mixed = bool(s.weights or s.epochs or s.temperature)
-    parts = (
-        [training_texts([path], s.val, s.hold, s.documents) for path in s.data]
-        if mixed
-        else [training_texts(s.data, s.val, s.hold, s.documents)]
-    )
+    groups = [(path,) for path in s.data] if s.mixed else [s.data]
+    parts = [training_texts(paths, s.val, s.hold, s.documents) for paths in groups]
     if s.plain:
         parts = [(transcripts(own), transcripts(held)) for own, held in parts]
     train = [text for own, _ in parts for text in own]
