@@ -40,12 +40,18 @@ def few_shot(
     embedded: FewShotVectors | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each number of shots: of each method accuracies of the test images by draw, their mean and standard
-    deviation (None for one draw), and what was chosen. Draw i has the seed i. Warns of classes with too few images.
+    deviation (None for one draw), and what was chosen. Draw i has the seed i. Warns of classes with too few images, and
+    of what is left out where no class has images to choose by: Tip-Adapter, and without `c` the number of shots.
 
-    Raises UsageError where C cannot be chosen."""
-    rows = []
+    Raises UsageError where that leaves none."""
+    rows, sizes = [], torch.bincount(train.labels, minlength=len(names))
     for count in shots:
-        if scarce := (torch.bincount(train.labels, minlength=len(names)) < count).nonzero().flatten().tolist():
+        if count >= sizes.max() and (c is None or embedded is not None):
+            left = "no Tip-Adapter" if c is not None else "left out"
+            warnings.warn(f"{count} shots: {left}, as no class has more images to choose by", stacklevel=2)
+            if c is None:
+                continue
+        if scarce := (sizes < count).nonzero().flatten().tolist():
             warnings.warn(
                 f"{count} shots: {len(scarce)} classes have fewer, such as {names[scarce[0]]!r}", stacklevel=2
             )
@@ -56,6 +62,8 @@ def few_shot(
             if embedded is not None and len(further):
                 runs.setdefault("tip_adapter", []).append(_adapted(embedded, train, test, names, few, further))
         rows.append({"shots": count, **{method: _summed(own) for method, own in runs.items()}})
+    if not rows:
+        raise UsageError("is needed: no class has an image more than its shots to choose it by", argument="C")
     return rows
 
 
@@ -72,8 +80,6 @@ def _probed(
 ) -> tuple[ClassScores, dict[str, float]]:
     own, held = (LabelledVectors(train.vectors[part], train.labels[part]) for part in (few, further))
     if c is None:
-        if not len(held.labels):
-            raise UsageError("is needed: no class has an image more than its shots to choose it by", argument="C")
         c, _ = best_strength(own, held, len(names))
     scores, _, converged = fitted(own, test.vectors, len(names), c)
     if not converged:

@@ -72,6 +72,10 @@ def test_few_shot_of_a_clip(capsys, models, images, tmp_path):
     assert code == 0
     assert " ± " in out
     assert "## Shots" in (tmp_path / "r.md").read_text()
+    code, out, err = run(capsys, "evaluate", *common[:6], "--shots", "10", "--C", "1", "--seeds", "1")
+    assert code == 0
+    assert "10 shots: no Tip-Adapter" in err
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["0", "10"]
 
 
 def test_captions_that_are_empty_are_left_out(capsys, models, captions, tmp_path):

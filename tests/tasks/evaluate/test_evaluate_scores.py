@@ -228,8 +228,10 @@ def test_few_shots_have_means_and_deviations_of_their_draws():
     assert few_shot(train, test, NAMES[:4], [2], seeds=1, c=1.0)[0]["linear_probe"]["acc1_sd"] is None
     with pytest.warns(UserWarning, match="30 shots: 4 classes have fewer"):
         few_shot(train, test, NAMES[:4], [30], seeds=1, c=1.0)
-    with pytest.raises(UsageError, match="C"), pytest.warns(UserWarning, match="30 shots"):
+    with pytest.raises(UsageError, match="C is needed"), pytest.warns(UserWarning, match="30 shots: left out"):
         few_shot(train, test, NAMES[:4], [30], seeds=1)
+    with pytest.warns(UserWarning, match="25 shots: left out"):
+        assert [row["shots"] for row in few_shot(train, test, NAMES[:4], [1, 25], seeds=1)] == [1]
 
 
 def test_draws_share_no_image():
@@ -253,6 +255,8 @@ def test_tip_adapter_is_its_formula_and_helps_a_blind_classifier():
     row = few_shot(train, test, NAMES[:4], [4], seeds=2, c=1.0, embedded=blind)[0]["tip_adapter"]
     assert row["acc1_mean"] > 0.8
     assert len(row["alpha"]) == len(row["beta"]) == 2
+    with pytest.warns(UserWarning, match="25 shots: no Tip-Adapter"):
+        assert "tip_adapter" not in few_shot(train, test, NAMES[:4], [25], seeds=1, c=1.0, embedded=blind)[0]
 
 
 @pytest.mark.parametrize("classes", [3, 40])

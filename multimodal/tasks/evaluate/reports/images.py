@@ -74,11 +74,13 @@ def _both_ways(record: dict[str, Any]) -> list[tuple]:
 
 
 def _shots(record: dict[str, Any]) -> list[tuple]:
-    """Accuracies; zero shots are the zero-shot classifier."""
+    """Accuracies; zero shots are the zero-shot classifier, below Tip-Adapter, which starts from it."""
+    zero = record["zeroshot"]
     methods = {name: None for row in record["shots"] for name in row if name != "shots"}
+    methods |= {"tip_adapter": None} if zero else {}
     rows = [("shots", *(name.replace("_", " ") for name in methods))]
-    if record["zeroshot"]:
-        rows.append((0, *(percent(record["zeroshot"]["acc1"]) if name == "tip_adapter" else None for name in methods)))
+    if zero:
+        rows.append((0, *(percent(zero["acc1"]) if name == "tip_adapter" else None for name in methods)))
     for row in record["shots"]:
         rows.append((row["shots"], *(_spread(row.get(name)) for name in methods)))
     return rows
