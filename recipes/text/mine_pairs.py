@@ -43,6 +43,7 @@ from multimodal.system.options import Positive, PositiveFloat, Rate
 from multimodal.system.outputs import write_output
 from multimodal.tasks.text.embed import embed
 from multimodal.train import log, start
+from multimodal.train.objectives.text.translation import language_groups
 from multimodal.weights.load import load
 
 ROWS = 2048  # of similarities at once
@@ -82,9 +83,7 @@ class Found(NamedTuple):
 def language_pairs(languages: list[str], groups: tuple[str, ...], bridges: tuple[str, ...]) -> list[tuple[str, str]]:
     """All pairs within each group, and those of bridge languages across groups. Raises UsageError for groups that are
     no partition of the languages."""
-    parts = [group.split(",") for group in groups] or [languages]
-    if sorted(name for part in parts for name in part) != sorted(languages):
-        raise UsageError(f"{' '.join(groups)}: expected each of {', '.join(languages)} once", argument="groups")
+    parts = language_groups(groups, languages) if groups else [languages]
     for name in bridges:
         demand("bridges", name, name in languages, f"one of {', '.join(languages)}")
     across = set(bridges) or {part[0] for part in parts}

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from multimodal.data.loader import unchanged
-from multimodal.errors import UsageError, demand, multiple_of
-from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.errors import demand, multiple_of
 from multimodal.system.options import Natural, Positive
 from multimodal.tasks.evaluate.scores import bleu
 from multimodal.tasks.figures import new_figure, save_figure
@@ -36,6 +35,8 @@ from multimodal.train.objectives.text.translation import (
     CollatePairs,
     ParallelTexts,
     Translating,
+    language_groups,
+    nats_per_token,
     pair_plan,
     read_parallel,
     translator,
@@ -72,10 +73,7 @@ class TranslationStudy:
         multiple_of("heads", self, "width")
         layers = self.decoder_layers
         demand("grouped", self.grouped, self.grouped <= layers, f"at most decoder_layers ({layers})")
-        named = [name for group in self.groups for name in group.split(",")]
-        if sorted(named) != sorted(LANGUAGES):
-            raise UsageError(f"{' '.join(self.groups)}: expected each of {', '.join(LANGUAGES)} once",
-                             argument="groups")  # fmt: skip
+        language_groups(self.groups, LANGUAGES)
 
     def hidden_as_large(self) -> int:
         """Width of the feed-forwards with which a dense model has as many parameters as the grouped one."""
@@ -121,14 +119,7 @@ def trained(s: TranslationStudy, kind: str, texts: TranslationTexts, seed: int, 
     log.info("%s, seed %d: BLEU %.1f", kind, seed, mean(scores.values()))
     return {"kind": kind, "seed": seed, "seconds": time.process_time() - began,
             "parameters": sum(p.numel() for p in model.parameters()), "bleu": scores,
-            "nats": nats_per_token(model, texts)}  # fmt: skip
-
-
-@torch.inference_mode()
-def nats_per_token(model: EncoderDecoder, texts: TranslationTexts) -> float:
-    exact = Translating(model, smoothing=0.0)
-    loss = sum(float(exact(batch)["loss"]) for batch in texts.held)
-    return loss / sum(int(exact.counts(batch)["loss"]) for batch in texts.held)
+            "nats": nats_per_token(model, texts.held)}  # fmt: skip
 
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # by kind, of each seed

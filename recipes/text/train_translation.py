@@ -54,13 +54,14 @@ from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
-from multimodal.train.device import moved
 from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.objectives.text.translation import (
     CollatePairs,
     Direction,
     ParallelTexts,
     Translating,
+    language_groups,
+    nats_per_token,
     pair_plan,
     parallel_file,
     read_parallel,
@@ -106,10 +107,8 @@ class TranslationRun:
         multiple_of("heads", self, "width")
         if bool(self.groups) != any(self.grouped):
             raise UsageError("needs --grouped, and --grouped needs groups", argument="groups")
-        named = [name for group in self.groups for name in group.split(",")]
-        if self.groups and sorted(named) != sorted(self.languages):
-            raise UsageError(f"{' '.join(self.groups)}: expected each of {', '.join(self.languages)} once",
-                             argument="groups")  # fmt: skip
+        if self.groups:
+            language_groups(self.groups, self.languages)
         for count, side in zip(self.grouped, ("encoder_layers", "decoder_layers"), strict=True):
             demand("grouped", count, 0 <= count <= getattr(self, side), f"0 to {getattr(self, side)}, the {side}")
 
@@ -153,11 +152,8 @@ class TranslationValidation:
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
-        exact = Translating(model, smoothing=0.0)
-        loss = sum(float(exact(moved(batch, model.decoder.device))["loss"]) for batch in self.batches)
-        count = sum(int(exact.counts(batch)["loss"]) for batch in self.batches)
         score = bleu(Checkpoint(model, self.tokenizer), self.some, *self.direction, beams=1)
-        return {"loss": loss / count, "bleu": score}
+        return {"loss": nats_per_token(model, self.batches), "bleu": score}
 
 
 def fresh(s: TranslationRun, lines: list[str]) -> tuple[EncoderDecoder, BytePairTokenizer]:

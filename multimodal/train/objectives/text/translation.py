@@ -19,10 +19,11 @@ from multimodal.blocks.stack import BlockConfig, StackConfig
 from multimodal.data.batching import PaddedText, Pinnable, bucketed, pad_text
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_aligned
-from multimodal.errors import DataError
+from multimodal.errors import DataError, UsageError
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.train.device import moved
 from multimodal.train.losses import selected
 from multimodal.train.objective import Summed
 
@@ -45,6 +46,14 @@ def read_parallel(prefix: str, languages: Sequence[str]) -> dict[str, list[str]]
     """Read the lines of each language's file. Raises DataError for one that cannot be read, or whose number of lines
     differs."""
     return dict(zip(languages, read_aligned([parallel_file(prefix, one) for one in languages]), strict=True))
+
+
+def language_groups(groups: Sequence[str], languages: Sequence[str]) -> list[list[str]]:
+    """Split groups such as `en,de` into languages. Raises UsageError unless each language is in one of them."""
+    parts = [group.split(",") for group in groups]
+    if sorted(name for part in parts for name in part) != sorted(languages):
+        raise UsageError(f"{' '.join(groups)}: expected each of {', '.join(languages)} once", argument="groups")
+    return parts
 
 
 class Pair(NamedTuple):
@@ -169,6 +178,14 @@ class Translating(Summed):
 
     def counts(self, batch: PairBatch) -> dict[str, int | Tensor]:
         return {"loss": (batch.answer.lengths - 2).sum()}
+
+
+@torch.inference_mode()
+def nats_per_token(model: EncoderDecoder, batches: Sequence[PairBatch]) -> float:
+    """Cross-entropy of the answers, without label smoothing."""
+    exact = Translating(model, smoothing=0.0)
+    loss = sum(float(exact(moved(batch, model.decoder.device))["loss"]) for batch in batches)
+    return loss / sum(int(exact.counts(batch)["loss"]) for batch in batches)
 
 
 def translator(
