@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from multimodal.data.batching import zeros_of_batch
 from multimodal.data.datasets.class_names import evenly
+from multimodal.data.examples import SizedCache
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
 from multimodal.data.sources import JoinedSources, PackedRows, Sample, Source, SourceRow, joined
@@ -57,7 +59,7 @@ class PrepareCaption:
 
     def __init__(self, tokenizer: Tokenizer, context: int, record: Preprocessing, names: Mapping[str, Sequence[str]]):
         self.tokenizer, self.context, self.record = tokenizer, context, record
-        self.names, self.kept, self.room = names, dict[Path | bytes, Tensor](), KEPT
+        self.names, self.kept = names, SizedCache(KEPT, attrgetter("nbytes"))
 
     def __call__(self, sample: Sample, random: torch.Generator) -> CaptionExample:
         texts = captions_of(sample, self.names)
@@ -71,14 +73,9 @@ class PrepareCaption:
 
     def _image(self, sample: Sample) -> UInt8[Tensor, "H W 3"]:
         key = sample.media if isinstance(sample.media, Path) else sha256(sample.media).digest()  # names may repeat
-        if key not in self.kept:
-            least = math.ceil(SPARE * max(self.record.size))
-            image = as_tensor(smaller(read_image(sample.media, least=least), self.record))
-            self.room -= image.numel()
-            if self.room < 0:
-                return image
-            self.kept[key] = image
-        return self.kept[key]
+        least = math.ceil(SPARE * max(self.record.size))
+        read = lambda: as_tensor(smaller(read_image(sample.media, least=least), self.record))
+        return self.kept.get_or_make(key, read)
 
 
 def as_tensor(image: Image.Image) -> UInt8[Tensor, "H W 3"]:
@@ -278,8 +275,6 @@ def caption_texts(parts: Iterable[SourcePart], names: Mapping[str, Sequence[str]
 
 
 CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|m|d))\b")
-
-
 WORD = re.compile(r"n't|'(?:s|re|ve|ll|m|d)\b|\w+(?:[-./]\w+)*|[&$%#@*+=/]")
 
 

@@ -1,6 +1,6 @@
 """Any-to-text training: conversations to batches, and the objective."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from multimodal.data.datasets.captions import (
     stacked_images,
 )
 from multimodal.data.datasets.text import IGNORED
+from multimodal.data.examples import SizedCache
 from multimodal.data.sources import Sample
 from multimodal.errors import DataError, TextError
 from multimodal.models.any_to_text import AnyToText
@@ -86,7 +87,7 @@ class PrepareChat:
         self.checkpoint, self.augment, self.sound = checkpoint, augment, sound
         self.encoder, self.tokenizer = MediaEncoder(checkpoint, video), checkpoint.required_tokenizer()
         self.before, self.end = self._around()
-        self.kept, self.room = dict[str, Any](), KEPT
+        self.kept = SizedCache(KEPT, _media_bytes)
 
     def __call__(self, sample: Sample, random: torch.Generator) -> ChatExample:
         messages = [self._opened(one) for one in read_messages(sample.fields["messages"])]
@@ -131,7 +132,7 @@ class PrepareChat:
             if part.kind != "video" or not isinstance(source, str):
                 parts += self.encoder.opened_parts(part)
                 continue
-            opened = self._keep(source, lambda part=part: list(self.encoder.opened_parts(part)))
+            opened = self.kept.get_or_make(source, lambda part=part: list(self.encoder.opened_parts(part)))
             parts += (
                 one if one.kind == "text" else replace(one, value=_VideoPart(one.value, f"{source} {i}"))
                 for i, one in enumerate(opened)
@@ -145,30 +146,21 @@ class PrepareChat:
         if not isinstance(source, str):
             return Input(self.encoder.read(part, several))
         if part.kind == "image" and record.tiling is None:
-            image = self._keep(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
+            image = self.kept.get_or_make(source, lambda: smaller(read_image(Path(source)).convert("RGB"), record))
             draws = torch.rand(1, DRAWS, generator=random)
             pixels = augmented(*stacked_images([as_tensor(image)]), draws, record, self.augment)
             return Input(Medium("image", pixels, tile=Tiled(pixels, (0, 0), (image.height, image.width))))
-        medium = self._keep(source, lambda: self.encoder.read(part, several))
+        medium = self.kept.get_or_make(source, lambda: self.encoder.read(part, several))
         if part.kind == "audio" and self.sound is not None:
             windows = [window[:n] for window, n in zip(medium.tensors, medium.lengths.tolist(), strict=True)]
             tensors, lengths = stacked([augment(window, self.sound, random) for window in windows])
             return Input(medium._replace(tensors=tensors, lengths=lengths))
         return Input(medium, source)
 
-    def _keep(self, name: str, read: Any) -> Any:
-        if name not in self.kept:
-            value = read()
-            self.room -= _size(value)
-            if self.room < 0:
-                return value
-            self.kept[name] = value
-        return self.kept[name]
 
-
-def _size(value: Any) -> int:
+def _media_bytes(value: Any) -> int:
     if isinstance(value, list):
-        return sum(_size(part.value) for part in value)
+        return sum(_media_bytes(part.value) for part in value)
     if isinstance(value, Image.Image):
         return value.width * value.height * 3
     return value.tensors.nbytes if isinstance(value, Medium) else 1024
@@ -195,6 +187,10 @@ def _index(rows: list[int], device: torch.device) -> Int[Tensor, "N"]:
     return torch.tensor(rows).to(device, non_blocking=True)
 
 
+def _state_bytes(states: Iterable[Tensor]) -> int:
+    return sum(one.nbytes for one in states)
+
+
 class Answering(Summed):
     """Next-token cross-entropy over answers; a row of n tokens weighs √n, so that a yes counts beside a long sentence
     (InternVL 2.5, Chen et al. 2024, section 3.3). `smoothing`: label smoothing (Szegedy et al. 2016).
@@ -204,7 +200,7 @@ class Answering(Summed):
 
     def __init__(self, model: AnyToText, record: Preprocessing | None, smoothing: float = 0.0):
         super().__init__(model)
-        self.record, self.smoothing, self.kept, self.room = record, smoothing, dict[str, Any](), KEPT
+        self.record, self.smoothing, self.kept = record, smoothing, SizedCache(KEPT, _state_bytes)
         self.uneven = [part for part in (model.image, model.audio) if part is not None]
 
     @property
@@ -268,8 +264,9 @@ class Answering(Summed):
             with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
                 for i, states in zip(fresh, encode([inputs[j].medium for j in fresh]), strict=True):
                     found[i] = states
-                for i in sorted(set(group) - set(fresh)):
-                    found[i] = self._keep(inputs[i].name, lambda i=i, encode=encode: encode([inputs[i].medium])[0])
+                for i in sorted(set(group) - set(fresh)):  # encoded alone, states do not depend on the batch
+                    read = lambda i=i, encode=encode: encode([inputs[i].medium])[0]
+                    found[i] = self.kept.get_or_make(inputs[i].name, read)
         if seen:
             grid = tuple(side // model.config.image.patch for side in inputs[seen[0]].medium.tensors.shape[-2:])
             rows = model.image_connector(torch.cat([found[i] for i in seen]), grid)
@@ -278,16 +275,6 @@ class Answering(Summed):
         for i in heard:
             found[i] = torch.cat([model.audio_connector(window[None])[0] for window in found[i]])
         return found
-
-    def _keep(self, name: str, encode: Any) -> Any:
-        """States of a medium that frozen encoders give each time; encoded alone, they do not depend on the batch."""
-        if name not in self.kept:
-            states = encode()
-            self.room -= sum(one.nbytes for one in states)
-            if self.room < 0:
-                return states
-            self.kept[name] = states
-        return self.kept[name]
 
     def _seen(self, inputs: Sequence[Medium]) -> list[Float[Tensor, "_ N S"]]:
         if not inputs:

@@ -13,6 +13,7 @@ from multimodal import Asker
 from multimodal.data.datasets.captions import CaptionAugmentSettings
 from multimodal.data.datasets.chats import open_chats
 from multimodal.data.datasets.text import IGNORED
+from multimodal.data.examples import SizedCache
 from multimodal.data.sources import Source
 from multimodal.errors import TextError
 from multimodal.tokens.chat.messages import read_messages
@@ -129,6 +130,13 @@ def test_the_loss_is_that_of_each_row_alone(tiny, source, smoothing):
         weight += count**0.5
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-4)
     assert float(objective.counts(batch)["loss"]) == pytest.approx(weight)
+
+
+def test_a_full_cache_keeps_what_it_has():
+    cache, made = SizedCache(5, len), []
+    for key in ("abc", "defg", "abc", "defg"):
+        assert cache.get_or_make(key, lambda key=key: made.append(key) or key) == key
+    assert made == ["abc", "defg", "defg"]
 
 
 def test_kept_states_of_frozen_encoders_change_nothing(tiny, source):
