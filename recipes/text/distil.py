@@ -87,11 +87,11 @@ def causal_parts(s: DistillationRun, teacher: Checkpoint) -> tuple[Callable[[], 
 def masked_parts(s: DistillationRun, teacher: Checkpoint) -> tuple[Callable[[], Loader], Figures]:
     """Do the same for a masked model; held-out texts are masked in one fixed way."""
     context, tokenizer = teacher.model.config.context, teacher.tokenizer
-    train, val = documents_in(s.data), documents_in(s.val)
-    at = int(len(train) * (1 - s.hold))
-    train, val = (train, val) if val else (train[:at], train[at:])
     masker, collate = Masker(tokenizer, s.mask), CollateMasked(tokenizer.pad_id, context)
-    parts = [windows(part, tokenizer, context - 2) for part in (train, val)]
+    parts = [windows(documents_in(part), tokenizer, context - 2) for part in (s.data, s.val)]
+    if not s.val:
+        at = int(len(parts[0]) * (1 - s.hold))
+        parts = [parts[0][:at], parts[0][at:]]
     masker.learn(window.ids for window in parts[0])
     source, unseen = (MaskedTexts(part, masker, context, seed=s.loop.seed) for part in parts)
     fixed = fixed_batches(lambda number, random: unseen.prepare((0, number), random), collate, range(len(unseen)))

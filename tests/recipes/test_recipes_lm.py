@@ -383,7 +383,7 @@ def test_distil_learns_from_its_teacher(distil, text):
 
 def test_distil_takes_a_masked_teacher(distil, text):
     tokenizer = WordPieceTokenizer.train([SAID] * 5, 80, context=16)
-    text.write_text("\n\n".join([SAID.replace(". ", ". A ")] * 20))
+    text.write_text("\n".join([SAID.replace(". ", ". A ")] * 20))  # one document
     config = replace(tiny.ENCODER, vocabulary=tokenizer.vocab_size, segments=0, classes=0, pool=None, context=16)
     save_folder(Checkpoint(tiny.randomized(TextTransformer(config)), tokenizer), text.parent / "teacher")
     found = distilled(distil, text, text.parent / "teacher")

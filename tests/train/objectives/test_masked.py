@@ -319,6 +319,8 @@ def test_what_cannot_be_masked_is_said():
         MaskSettings(masked=0.95)
     with pytest.raises(DataError, match="data holds fewer than two documents with two sentences in 1 windows"):
         MaskedTexts([SentenceWindow(0, ([5], [6]))], Masker(TOKENIZER, MaskSettings()), 32, pairs="next")
+    with pytest.raises(DataError, match="data holds too little text for a window"):
+        MaskedTexts([], Masker(TOKENIZER, MaskSettings()), 32)
 
 
 def test_spans_are_whole_words_side_by_side_of_geometric_length():

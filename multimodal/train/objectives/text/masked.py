@@ -69,8 +69,8 @@ class MaskedTexts:
         self.windows = [w for w in windows if len(w.sentences) > 1] if pairs else list(windows)
         self.masker, self.context, self.pairs, self.seed = masker, context, pairs, seed
         if not self.windows or (pairs == "next" and len({w.document for w in self.windows}) < 2):
-            least = "two documents with two sentences" if pairs else "no text"
-            raise DataError(f"holds {'fewer than ' if pairs else ''}{least} in {len(windows)} windows", argument="data")
+            fewer = f"fewer than two documents with two sentences in {len(windows)} windows"
+            raise DataError(f"holds {fewer if pairs else 'too little text for a window'}", argument="data")
 
     def __len__(self) -> int:
         return len(self.windows)
