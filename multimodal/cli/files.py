@@ -25,6 +25,7 @@ OUTPUTS = {
     "output", "explain", "report", "confusion", "reliability", "plot", "decode_log", "save_classifier", "heatmap",
     "regions", "features_cache", "model_dir", "answers",
 }  # fmt: skip
+FILES = ("FILE", "FILE|FOLDER", "FOLDER")
 # metavars of inputs, and the error of one that does not exist
 ABSENT = {
     "FILE": "cannot be read (No such file or directory)", "SOURCE": "cannot be read (No such file or directory)",
@@ -58,8 +59,10 @@ def is_missing(name: str) -> bool:
 
 def check_inputs(actions: Iterable[Action], options: Namespace) -> None:
     """Raise UsageError for a flag or argument all of whose files are missing: at once, as reading them comes after
-    torch's seconds of import."""
+    torch's seconds of import. Also for the output "-", where a command writes to a file or folder alone."""
     for action in actions:
+        if action.dest in OUTPUTS and getattr(options, action.dest, None) == "-" and action.metavar in FILES:
+            raise UsageError(f"{action.option_strings[0]} -: expected a file's name")
         if action.metavar not in ABSENT or action.dest in OUTPUTS or not (value := getattr(options, action.dest, None)):
             continue
         names = [value] if isinstance(value, str) else value
@@ -135,8 +138,6 @@ def output_file(path: str | None, flag: str, endings: Collection[str], outputs: 
     """A file that a flag names to be written, checked before any work; its folder is made. Raises UsageError."""
     if path is None:
         return None
-    if path == "-":
-        raise UsageError(f"{flag} -: expected a file's name")
     file = Path(path)
     if endings and not file.name.lower().endswith(tuple(endings)):
         raise UsageError(f"{flag} {path}: must end in {' or '.join(endings)}")
