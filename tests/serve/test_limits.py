@@ -48,6 +48,7 @@ def refused(answer: httpx.Response, status: int, *parts: str) -> None:
         ({"colour": "red"}, ["colour: unknown field"]),
         ({"stream": "true", "response_format": "srt"}, ["events are json, text or verbose_json (got srt)"]),
         ({"chunking_strategy": "bogus"}, ["chunking_strategy: must be auto (got 'bogus')"]),
+        ({"chunking_strategy[type]": "server_vad"}, ["chunking_strategy: must be auto (got 'server_vad')"]),
         ({"include[]": "words"}, ["include: must be logprobs"]),
         ({"include[]": "logprobs", "response_format": "srt"}, ["need response_format json"]),
         ({"prompt": "names"}, ["prompt is for Whisper models", "(got 'names')"]),

@@ -78,7 +78,11 @@ async def _respond(request: Request, task: str) -> Response:
 
 def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     """Form of the answer and the options of decoding. Raises HttpError."""
-    if unknown := [name for name in (*form.texts, *form.files) if name not in FIELDS]:
+    names = (*form.texts, *form.files)
+    chunking = next((name for name in names if name.startswith("chunking_strategy[")), "chunking_strategy")  # an object
+    if (strategy := form.text(chunking) or "auto") != "auto" or chunking != "chunking_strategy":
+        raise HttpError(400, f"chunking_strategy: must be auto (got {strategy[:40]!r})", param="chunking_strategy")
+    if unknown := [name for name in names if name not in FIELDS]:
         raise HttpError(400, f"{unknown[0][:60]}: unknown field (known: {', '.join(FIELDS)})", param=unknown[0][:60])
     style = form.text("response_format") or "json"
     if style not in FORMATS:
@@ -87,8 +91,6 @@ def _options(form: Form, task: str) -> tuple[str, dict[str, Any]]:
     if _streams(form) and style in ("srt", "vtt"):
         problem = f"response_format: events are json, text or verbose_json (got {style})"
         raise HttpError(400, problem, param="response_format")
-    if (strategy := form.text("chunking_strategy") or "auto") != "auto":
-        raise HttpError(400, f"chunking_strategy: must be auto (got {strategy[:40]!r})", param="chunking_strategy")
     include = form.texts.get("include", [])
     if wrong := [one for one in include if one != "logprobs"]:
         raise HttpError(400, f"include: must be logprobs (got {wrong[0][:40]!r})", param="include")

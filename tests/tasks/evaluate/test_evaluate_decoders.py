@@ -69,7 +69,7 @@ def test_error_rates_are_of_texts_in_the_model_s_language(checkpoint, tmp_path, 
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"ctc_weight": 1.5}, r"ctc_weight 1\.5"),
+    ({"ctc_weight": 1.5}, r"ctc_weight must be between 0 and 1 \(got 1\.5\)"),
     ({"normalizer": "english", "keep_marks": True}, "keep_marks: is for the normalizer 'basic' or 'letters', not"),
 ])  # fmt: skip
 def test_unfit_options_are_named(options, message):
