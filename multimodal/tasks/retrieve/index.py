@@ -108,7 +108,7 @@ class Index:
         with self._opened("images") as file:
             for row in map(int, rows):
                 start, end = map(int, self._lines[row : row + 2])
-                if not 0 <= start <= end <= start + MOST_LINE:
+                if not 0 <= start <= end <= min(start + MOST_LINE, self.record.files["images"].bytes):
                     raise CheckpointError(f"{self.folder / self.record.names()['lines']}: damaged (row {row})")
                 file.seek(start)
                 found.append(read_entry(file.read(end - start), file.name).name)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -255,6 +256,9 @@ def _write_record(folder: Path, record: IndexRecord) -> None:
 def _locked(folder: Path) -> Any:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():  # a link would lead our writing out of the folder, a pipe would wait
+            if (MADE.fullmatch(path.name) or path.name == "lock") and not stat.S_ISREG(path.lstat().st_mode):
+                raise UsageError(f"{path}: expected a regular file (link, folder, device, pipe or socket)")
         file = (folder / "lock").open("a")
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written ({error.strerror})") from None

@@ -214,6 +214,30 @@ def test_a_folder_of_other_files_and_a_second_writer_are_refused(clip, photos, t
             build(photos, clip, tmp_path / "index")
 
 
+@pytest.mark.parametrize("name", ["images-2.jsonl", "vectors-1.npy", "lines-1-2.npy.part", "lock"])
+def test_links_and_pipes_of_a_foreign_index_are_not_written_through(clip, photos, tmp_path, name):
+    folder, outside = tmp_path / "index", tmp_path / "mine.txt"
+    build(photos[:2], clip, folder)
+    outside.write_text("kept")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(UsageError, match=rf"{name}: expected a regular file"):
+        build(photos, clip, folder)
+    assert outside.read_text() == "kept"
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UsageError, match=rf"{name}: expected a regular file"):
+        build(photos, clip, folder)
+
+
+def test_lines_beyond_the_file_are_damage(clip, photos, tmp_path):
+    build(photos[:2], clip, tmp_path / "index")
+    index = open_index(tmp_path / "index")
+    index._lines = np.full(3, 1 << 62)
+    with pytest.raises(CheckpointError, match=r"lines-1-2\.npy: damaged .row 1"):
+        index.files([1])
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-20] ^= 4
