@@ -12,13 +12,16 @@ import mmap
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from multimodal.data.remote.copies import default_cache
+from multimodal.errors import CheckpointError
 from multimodal.system.files import write_whole
+from multimodal.system.records import from_record
 
 MAGIC = b"multimodal-index-1\n"
 HEAD = struct.Struct("<3Q")  # bytes of the facts, rows, checksum of what follows
@@ -26,8 +29,19 @@ LEAST = 1 << 21  # bytes of a shard whose index is kept; smaller ones are read i
 ENDING = ".index"
 
 
+@dataclass(frozen=True)
+class ShardFacts:
+    """Facts of a shard beside its `stamp`; see `sources._packed_shard`."""
+
+    labelled: bool
+    texted: bool
+    labels: list[str]
+    usable: list[tuple[bool, bool]]
+
+
 class ShardIndex:
-    """Rows and `facts` about them. Raises ValueError for bytes that are no whole index."""
+    """Rows and `facts` about them. Raises ValueError for bytes that are no whole index, CheckpointError for facts of
+    other types."""
 
     def __init__(self, data: bytes | mmap.mmap, path: Path | None = None):
         self.path, self._data = path, data
@@ -39,6 +53,7 @@ class ShardIndex:
         if ends > len(data) or zlib.crc32(memoryview(data)[start:]) != checksum:
             raise ValueError("damaged")
         self.facts: dict[str, Any] = json.loads(data[start : start + size])
+        from_record(ShardFacts, self.facts, "facts", others=True)
         self._ends = np.frombuffer(data, "<i8", count + 1, start + size)
         self._first = ends
         if len(data) != ends + int(self._ends[-1]):
@@ -105,15 +120,19 @@ def _kept(places: Sequence[Path], stamp: dict[str, Any]) -> ShardIndex | None:
 
 def _opened(places: Sequence[Path]) -> Iterator[ShardIndex]:
     for place in places:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, RecursionError, CheckpointError):
             yield _mapped(place)
 
 
 def _mapped(path: Path) -> ShardIndex:
+    if not path.is_file():  # a pipe would wait
+        raise ValueError("no index")
     with path.open("rb") as file:
         return ShardIndex(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
 
 
 def _is_index(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ MEDIA = IMAGES | SOUNDS
 PATHS = ("audio_filepath", "file_name", "filepath", "image", "path", "file")
 TEXTS = ("text", "transcription", "transcript", "sentence", "captions", "caption", "title", "raw_text")
 LABELS = ("label", "class")
+KINDS = (str, list | None, str | None, list | tuple, dict | None, str, str | int)  # of a SourceRow in an index
 ROWS = 3  # version of `_packed_shard`: an index by another is made again
 SPLITS = {"train", "val", "valid", "validation", "dev", "test"}
 
@@ -189,8 +190,9 @@ class TarRows(PackedRows):
         try:
             row = SourceRow(*self._indexes[shard][key - self._starts[shard]])
             offset, size = map(int, row.media or (0, 0))  # nothing else: an index names no file
-            fits = offset >= 0 <= size <= LARGEST
-        except (TypeError, ValueError):
+            typed = all(map(isinstance, (*row, *row.texts), chain(KINDS, repeat(str))))
+            fits = typed and 0 <= offset < 1 << 62 and 0 <= size <= LARGEST
+        except (TypeError, ValueError, OverflowError, RecursionError):
             fits = False
         if not fits:
             at = key - self._starts[shard]

@@ -96,10 +96,27 @@ def test_an_index_names_no_file(tmp_path):
     """Not even one with a right checksum."""
     path, index = tar(tmp_path / "a.tar", range(5)), tmp_path / "a.tar.index"
     facts = open_source(path)._indexes[0].facts
-    for media in (b'"/etc/passwd"', b"[0, -1]", b"[0, 99999999999]", b"7", b'{"a": 1}'):
-        index.write_bytes(shard_index.packed(facts, [b'["x.png", ' + media + b', null, ["a"], null, "", ""]']))
+    row = b'["x.png", %s, null, ["a"], null, "", ""]'
+    media = (b'"/etc/passwd"', b"[0, -1]", b"[0, 99999999999]", b"7", b'{"a": 1}', b"[1e999, 1]", b"[%d, 1]" % 2**63)
+    others = (b"[" * 100_000, b'[5, [0, 1], null, ["a"], null, "", ""]', b'["x.png", [0, 1], 7, ["a"], null, "", ""]',
+              b'["x.png", [0, 1], null, [7], null, "", ""]', b'["x.png", [0, 1], null, ["a"], [], "", ""]')  # fmt: skip
+    for wrong in (*(row % one for one in media), *others):
+        index.write_bytes(shard_index.packed(facts, [wrong]))
         with pytest.raises(DataError, match=r"a\.tar\.index: row 0 is damaged; delete the index"):
             open_source(path).read(0)
+
+
+@pytest.mark.parametrize("wrong", [{"labels": 5}, {"labels": [1]}, {"usable": [[True]]}, {"texted": None}])
+def test_facts_of_other_types_and_a_pipe_are_no_index(tmp_path, kept, wrong):
+    path, index = tar(tmp_path / "a.tar", range(5)), tmp_path / "a.tar.index"
+    made = open_source(path)._indexes[0]
+    rows = [shard_index.json.dumps(made[i]).encode() for i in range(5)]
+    index.write_bytes(shard_index.packed(made.facts | wrong, rows))
+    assert len(contents(open_source(path))) == 5
+    assert len(kept) == 2
+    index.unlink()
+    os.mkfifo(index)
+    assert len(contents(open_source(path))) == 5
 
 
 def test_rows_without_what_others_have_are_broken_across_shards(tmp_path):

@@ -1,6 +1,7 @@
 """Cached speech features: each tar, and each state of one, has its own."""
 
 import io
+import os
 import wave
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from multimodal.data.datasets.cached_frames import cached_frames
 from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.datasets.speech_windows import SpeechWindows
+from multimodal.errors import DataError
 from tests.helpers.data import sets
 
 
@@ -50,3 +53,17 @@ def test_tars_of_the_same_layout_do_not_share_features(tmp_path, frames):
     assert len(list((tmp_path / "cache").iterdir())) == 4
     spoken(tars[0], 2500, 900)
     assert torch.equal(frames(tars[:1], tmp_path / "cache")[0], wanted[3])
+
+
+@pytest.mark.parametrize("lengths", [[-5, 46], [41], [20, 20, 1], None])
+def test_lengths_that_do_not_fit_the_items_are_damage(tmp_path, lengths):
+    read = lambda: cached_frames(tmp_path, ["a", "b"], lambda i: torch.ones(20 + i, 3), str, 3, "here", 0.1)
+    assert list(map(len, read())) == [20, 21]
+    (file,) = tmp_path.glob("*.npy")
+    if lengths is None:
+        file.unlink()
+        os.mkfifo(file)
+    else:
+        np.save(file, np.array(lengths))
+    with pytest.raises(DataError, match=r"damaged cache \(expected"):
+        read()

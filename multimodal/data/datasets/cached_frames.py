@@ -1,6 +1,7 @@
 """Cache of log-mel frames: computed once, stored as float16, mapped into memory."""
 
 import hashlib
+import io
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from multimodal.data.loader import BROKEN
 from multimodal.errors import DataError, one_line
+from multimodal.system.files import shown, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +34,14 @@ def cached_frames(
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         _compute(path, sizes, len(items), read, name, bands, where, most_broken)
-    file = sizes
+    file = path
     try:
+        if not (path.is_file() and sizes.is_file()):
+            raise ValueError(f"expected two regular files, this and {sizes.name}")
+        file = sizes
         lengths = np.load(sizes).tolist()
+        if len(lengths) != len(items) or min(lengths, default=0) < 0:
+            raise ValueError(f"expected {len(items)} lengths, none below 0 (got {shown(lengths)})")
         file = path
         frames = np.memmap(path, np.float16, mode="c", shape=(sum(lengths), bands))
         if path.stat().st_size != frames.nbytes:
@@ -48,7 +55,7 @@ def cached_frames(
 def _compute(
     path: Path, sizes: Path, count: int, read: Callable, name: Callable, bands: int, where: str, most_broken: float
 ) -> None:
-    part, lengths = path.with_suffix(f".{os.getpid()}.part"), []  # several processes may compute it
+    part, lengths, broken = path.with_suffix(f".{os.getpid()}.part"), [], 0  # several processes may compute it
     with part.open("wb") as file:
         for number in range(count):
             try:
@@ -59,9 +66,12 @@ def _compute(
                 frames = torch.zeros(0, bands, dtype=torch.half)
             lengths.append(len(frames))
             file.write(frames.contiguous().numpy().tobytes())
-            if (broken := lengths.count(0)) > most_broken * count:
+            broken += not len(frames)
+            if broken > most_broken * count:
                 part.unlink()
                 many = f"{broken} of the first {number + 1} recordings are broken"
                 raise DataError(f"{where}: {many}, more than {most_broken:.1%} of its {count}")
-    np.save(sizes, np.array(lengths))
+    table = io.BytesIO()
+    np.save(table, np.array(lengths))
+    write_whole(sizes, table.getvalue())
     part.rename(path)
