@@ -11,10 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
-def computed_on_cpu(make: Callable[[], Tensor]) -> Tensor:
-    """Compute a table on the CPU and move it to the default device. On the meta device torch would import its whole
-    compiler (seconds)."""
+def computed_on_cpu(shape: tuple[int, int], make: Callable[[], Tensor]) -> Tensor:
+    """Compute a table on the CPU and move it to the default device. On the meta device, where a configuration may claim
+    any `shape`, nothing is computed."""
     device = torch.get_default_device()
+    if device.type == "meta":
+        return torch.empty(shape)
     with torch.device("cpu"):
         return make().to(device)
 

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,8 +136,8 @@ def _csv(path: Path, data: bytes, separator: str | None) -> Iterator[Line]:
     mark = separator or ("\t" if tsv or "\t" in text.partition("\n")[0] else ",")
     rows = _tsv_rows(text) if tsv and mark == "\t" else _csv_rows(path, text, mark)
     header = [name.strip() for name in next(rows, (0, []))[1]]
-    if twice := [name for name in header if name and header.count(name) > 1]:
-        raise DataError(f"{path}: duplicate column {twice[0]} ({', '.join(header)})")
+    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+        raise DataError(f"{path}: duplicate column {twice[0]} ({', '.join(header):.400})")
     if separator is None and len(header) == 1 and ";" in header[0]:
         raise DataError(f"{path}: expected columns separated by a comma or a tab (got {header[0]:.80})")
     for number, row in rows:

@@ -1,6 +1,7 @@
 """FT-Transformer (Gorishniy et al. 2021): each column of a table becomes a token."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
@@ -52,10 +53,10 @@ class FTTransformer(nn.Module):
         self.table = nn.Embedding(sum(config.categories), width)
         nn.init.uniform_(self.table.weight, -bound, bound)
         self.class_token = nn.Parameter(torch.empty(width).uniform_(-bound, bound))
-        self.firsts = [sum(config.categories[:i]) for i in range(len(config.categories))]  # rows of the table
-        self.register_buffer(
-            "quantiles", computed_on_cpu(lambda: torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
-        )
+        self.firsts = list(accumulate(config.categories, initial=0))[:-1]  # rows of the table
+        shape = config.numbers, config.quantiles
+        quantiles = computed_on_cpu(shape, lambda: torch.linspace(-1, 1, config.quantiles).repeat(config.numbers, 1))
+        self.register_buffer("quantiles", quantiles)
         self.register_buffer("shift", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
         self.stack = Stack(replace(config.stack, first_norm=False))

@@ -52,7 +52,8 @@ class WhisperEncoder(nn.Module):
         self.config = config
         self.stem = FrameStem(config.bands, config.width)
         # a parameter, as in the files: a fine-tuned one may differ
-        positions = computed_on_cpu(lambda: sinusoids(torch.arange(config.context), config.width))
+        shape = config.context, config.width
+        positions = computed_on_cpu(shape, lambda: sinusoids(torch.arange(config.context), config.width))
         self.positions = nn.Parameter(positions, requires_grad=False)
         self.stack = Stack(config.stack)
 

@@ -61,7 +61,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
     """Path of the file `name` in or below `folder`. Raises CheckpointError that begins with `where` for a name that
     leads outside. Links may do so: the hub's cache consists of them."""
     parts = PurePosixPath(name).parts
-    if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name:
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name or len(name) > MOST_NAME:
         raise CheckpointError(f"{where}: {shown(name)} names no file in {folder}")
     return folder / name
 

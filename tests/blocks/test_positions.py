@@ -12,6 +12,7 @@ from multimodal.blocks.positions import (
     RelativeTerm,
     Rotation,
     alibi,
+    computed_on_cpu,
     interpolate_grid,
     relative_distances,
     rotary,
@@ -22,6 +23,13 @@ from tests.helpers.tiny import randomized
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_table_of_any_size_costs_nothing_on_the_meta_device():
+    with torch.device("meta"):
+        table = computed_on_cpu((1 << 40, 1 << 20), lambda: pytest.fail("computed"))
+    assert table.shape == (1 << 40, 1 << 20)
+    assert computed_on_cpu((2, 3), lambda: torch.ones(2, 3)).tolist() == [[1.0] * 3] * 2
 
 
 def test_sinusoids_equal_whispers():

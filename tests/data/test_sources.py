@@ -314,6 +314,7 @@ def test_broken_rows_of_a_csv(tmp_path):
         ("a.csv", b"x,y\n1,2\n", "line 2: no audio_filepath or"), ("a.csv", b"filepath,title\n", "0 found"),
         ("a.csv", b'filepath,title\na,b\nc,"d\n', "line 3: not CSV"),
         ("a.csv", b"filepath,title,,,title\na,b,,,c\n", "duplicate column title .filepath, title"),
+        ("a.csv", b",".join(b"%d" % i for i in range(100_000)) + b",0\n", r"duplicate column 0 \(0, 1.{1,396}\)$"),
         ("a.csv", b"filepath;title\na;b\n", r"separated by a comma or a tab \(got filepath;title\)"),
         ("a.csv", "filepath,title\na,b\n".encode("utf-16"), r"expected UTF-8 \(got UTF-16\)"),
         ("a.csv.gz", b"filepath", "cannot be read .Not a gzipped file"), ("a.csv.zst", b"filepath", "cannot be read"),

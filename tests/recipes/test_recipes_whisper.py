@@ -119,6 +119,7 @@ DAMAGES = {
     "not a list of tokens": lambda lines: [*lines[:-1], "?? x"],
     "lacks 1 of the 256 bytes": lambda lines: [*lines[:5], "bG93IGxvdw== 5", *lines[6:]],
     "must be 0 to": lambda lines: [*lines[:-1], lines[-1].split()[0] + " 900"],
+    "a token of 3000 bytes, more than": lambda lines: [*lines, f"{'YWJj' * 1000} {len(lines)}"],
     "not a merge of two": lambda lines: [*lines, f"YWJjZGVmZ2hpams= {len(lines)}"],
 }
 

@@ -12,6 +12,7 @@ from multimodal.tokens.text.tiktokens import WORDS, WhisperTokenizer, read_ranks
 from multimodal.tokens.text.tokenizer import naming, write_record, write_text
 
 FILE = "ranks.tiktoken"
+MOST_TOKEN = 1000  # bytes
 MOST_TIMESTAMPS = 1501  # Whisper's 30 s
 
 
@@ -75,6 +76,8 @@ def _check(ranks: dict[bytes, int]) -> None:
         raise CheckpointError(f"the ranks of {len(ranks)} tokens must be 0 to {len(ranks) - 1} in order")
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise CheckpointError(f"lacks {len(missing)} of the 256 bytes, first {missing[0]}")
+    if (longest := max(map(len, ranks))) > MOST_TOKEN:  # their cuts are tried
+        raise CheckpointError(f"a token of {longest} bytes, more than {MOST_TOKEN}")
     for token, rank in ranks.items():
         cuts = ((ranks.get(token[:i], rank), ranks.get(token[i:], rank)) for i in range(1, len(token)))
         if len(token) != 1 and not any(max(pair) < rank for pair in cuts):

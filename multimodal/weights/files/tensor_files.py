@@ -78,7 +78,7 @@ def _naming(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, TypeError) as error:  # TypeError: of a size that torch cannot hold
         cause = one_line(error, 200)
         raise CheckpointError(f"{path}: cannot be read as safetensors ({cause})") from None
 

@@ -47,6 +47,13 @@ def sparse_nemo() -> None:
         archive.addfile(member, io.BytesIO(bytes(512)))
 
 
+def long_nemo() -> None:
+    member = tarfile.TarInfo("model_config.yaml")
+    member.size = 2 << 20
+    with tarfile.open("x.nemo", "w") as archive:
+        archive.addfile(member, io.BytesIO(bytes(2 << 20)))
+
+
 def header(content: object, size: int | None = None, file: str = "x.safetensors") -> None:
     """A safetensors file of this header, `size` bytes long without taking them on disk."""
     data = json.dumps(content).encode()
@@ -117,6 +124,7 @@ ROWS = [
     convert("pickle in a packed tar", lambda: hostile.hostile_tar("x.pt", "w:gz"), "a gzip archive"),
     convert("pickle in a .nemo", lambda: hostile.hostile_tar("x.nemo"), "names posix.system", "x.nemo"),
     convert("sparse file in a .nemo", sparse_nemo, "'model_config.yaml' is no plain file", "x.nemo"),
+    convert("long configuration in a .nemo", long_nemo, "has 2097152 bytes, more than 1048576", "x.nemo"),
     convert("sparse tensor with a wild index", sparse, "_rebuild_sparse_tensor; only dense tensors"),
     convert("archive longer than memory", huge_archive, "needs 2.2 TB of memory"),
     convert("truncated archive", lambda: hostile.cut("x.pt", 0.7), "a damaged file"),
@@ -128,6 +136,9 @@ ROWS = [
     info("tensor beyond the file", "x.safetensors",
          lambda: header({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}, 8),
          r"x\.safetensors: cannot be read as safetensors"),
+    info("axis beyond 63 bits", "x.safetensors",
+         lambda: header({"w": {"dtype": "F32", "shape": [1 << 63, 0], "data_offsets": [0, 0]}}),
+         r"x\.safetensors: cannot be read as safetensors"),
     info("long header", "x.safetensors", long_header, r"x\.safetensors: a header of 20971520 bytes, more than"),
     info("many empty tensors", "x.safetensors", lambda: header(MANY), "holds 60000 tensors, more than 50000"),
     info("many layers", "{copy:clip}",
@@ -136,6 +147,7 @@ ROWS = [
     info("shard above", "hub", shards("../other.safetensors"), OUTSIDE),
     info("shard at an absolute path", "hub", shards("{here}/other.safetensors"), OUTSIDE),
     info("shard round about", "hub", shards("inner/../../other.safetensors"), OUTSIDE),
+    info("shard with a name of 5,000 letters", "hub", shards("a" * 5000), OUTSIDE),
     info("shard that is missing", "hub", shards("b.safetensors"), r"hub/b\.safetensors: no such file"),
     info("shard without the tensor", "hub", shards("a.safetensors"), r"hub/a\.safetensors: tensor 'w' is missing"),
     info("manifest that lists a file elsewhere", "{copy:clip}", listed_outside, r"manifest\.json.*'\.\./red\.png'"),
