@@ -41,7 +41,8 @@ def test_metrics_are_means_over_the_interval(tmp_path: Path, capsys: pytest.Capt
 def test_a_resumed_run_replaces_the_lines_it_does_again(tmp_path: Path):
     walk(tmp_path, 1, 4)
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "lo')  # a kill in the middle of a line
+        file.write('{"step": "x"}\n{"step": 6, "lo')  # a kill in the middle of a line
+    (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes() + b"\xff\n")
     walk(tmp_path, 3, 6, done=2)
     assert [row["step"] for row in rows(tmp_path)] == [2, 4, 6]
 

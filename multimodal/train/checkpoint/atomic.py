@@ -77,7 +77,10 @@ def saving(folder: Path, step: int, keep: int = 2) -> Iterator[Path]:
     states = saved_states(folder)
     after = [path for path in states if path.name > place.name]  # damaged: the run resumed from an earlier one
     for old in after + [path for path in states if path not in after][: -max(keep, 1)]:
-        _remove(old)
+        try:
+            _remove(old)
+        except OSError as error:  # the run does not end for it
+            log.warning("%s: cannot be removed: %s", old, error.strerror)
 
 
 def save_state(folder: Path, step: int, state: dict[str, Any], keep: int = 2) -> None:
@@ -161,7 +164,9 @@ def _complete(part: Path, step: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Rename, then delete, so that a kill half-way leaves no damaged state."""
+    """Rename, then delete, so that a kill half-way leaves no damaged state. What a link leads to stays."""
+    if path.is_symlink():
+        return path.unlink()
     gone = path.with_name(f".{path.name}.old.partial")
     path.rename(gone)
     shutil.rmtree(gone)

@@ -57,7 +57,7 @@ class TrainingLog:
 
     def _drop_lines_after(self, step: int) -> None:
         if self.path.exists():
-            kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
+            kept = [line for line in self.path.read_text("utf-8", "replace").splitlines() if _step(line) <= step]
             part = self.path.with_name("metrics.jsonl.part")
             part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
             part.replace(self.path)
@@ -137,11 +137,12 @@ class TrainingLog:
 
 
 def _step(line: str) -> int | float:
-    """Return the step of a line; infinity for a line cut by a kill."""
+    """Return the step of a line; infinity for a line cut by a kill or otherwise damaged."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return math.inf
+    return step if isinstance(step, int) else math.inf
 
 
 def progress(row: Mapping[str, Any], total: int, left: float) -> str:

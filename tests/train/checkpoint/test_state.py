@@ -105,6 +105,15 @@ def test_what_a_killed_save_left_is_removed_by_the_next(states):
     assert names(states) == ["state-000000002", "state-000000004"]
 
 
+def test_an_old_state_behind_a_link_stays_and_the_run_goes_on(states, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("disk") / "moved"
+    (states / "state-000000001").rename(elsewhere)
+    (states / "state-000000001").symlink_to(elsewhere)
+    save_state(states, 3, content(3))
+    assert names(states) == ["state-000000002", "state-000000003"]
+    assert (elsewhere / "state.pt").exists()
+
+
 def test_a_stop_while_saving_leaves_those_before(states):
     def killed_save() -> None:
         with saving(states, 3) as part:
