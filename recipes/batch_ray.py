@@ -25,7 +25,7 @@ from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.system.files import write_whole
-from multimodal.system.options import Positive
+from multimodal.system.options import NonNegativeFloat, Positive
 from multimodal.train import log, start
 
 Columns = dict[str, np.ndarray]
@@ -44,8 +44,8 @@ class BatchRun:
     rows: Positive = 256  # items per shard
     batch: Positive = 32  # images or windows computed together
     actors: Positive = 2  # workers, each with a model of its own
-    cpus: float = 0.9  # of each worker; leave some for the reader
-    gpus: float = 0  # of each worker
+    cpus: NonNegativeFloat = 0.9  # of each worker; leave some for the reader
+    gpus: NonNegativeFloat = 0  # of each worker
     resume: bool = False  # keep the shards that --output has
     trust: Trust = OWN_FOLDER
 

@@ -28,6 +28,7 @@ from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Source, open_source
 from multimodal.system.files import read_json
+from multimodal.system.options import Positive, Share
 from multimodal.tokens.image.reading import read_image
 from multimodal.train import log, start
 
@@ -46,9 +47,9 @@ PLACES = ("in the park", "on the beach", "in the street", "at home", "in the sno
 @dataclass(frozen=True)
 class ClipQuestions:
     out: tyro.conf.Positional[Path]  # JSON lines; clips lie in the folder of that name beside it
-    count: int
+    count: Positive
     stills: str | None = None  # folder of photographs
-    narrated: float = 0.35  # share of the clips with speech
+    narrated: Share = 0.35  # share of the clips with speech
     turns: bool = False  # one conversation a clip with all its questions, instead of a row each
     seed: int = 0
     trust: Trust = Trust()

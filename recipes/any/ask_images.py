@@ -32,6 +32,7 @@ from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Sample, Source, open_source
 from multimodal.errors import DataError, MultimodalError, UsageError
 from multimodal.system.files import read_json
+from multimodal.system.options import Natural
 from multimodal.tasks.caption.caption import Captioner
 from multimodal.train import log, start
 
@@ -46,9 +47,9 @@ class ImageQuestions:
     captioned: tuple[str, ...] = ()  # images with captions
     labelled: tuple[str, ...] = ()  # images with classes
     classes: tuple[Path, ...] = ()  # JSONL of class names
-    limit: int = 0  # labelled images, evenly spread; 0: all
+    limit: Natural = 0  # labelled images, evenly spread; 0: all
     captioner: str | None = None  # whose captions to learn from
-    described: int = 0  # labelled images that the captioner describes, evenly spread
+    described: Natural = 0  # labelled images that the captioner describes, evenly spread
     seed: int = 0
     trust: Trust = Trust()
 

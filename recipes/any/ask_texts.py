@@ -22,6 +22,7 @@ from multimodal.data.datasets.captions import tidy, unlike
 from multimodal.data.datasets.chats import question, write_chats
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import open_source
+from multimodal.system.options import Positive
 from multimodal.train import log, start
 from multimodal.train.objectives.text.translation import read_parallel
 
@@ -33,8 +34,8 @@ class TextQuestions:
     out: tyro.conf.Positional[Path]  # JSON lines
     texts: str  # beginning of the files' names
     without: tuple[str, ...] = ()  # images with captions
-    count: int = 10000  # lines used
-    most_words: int = 20  # words of the longest sentence
+    count: Positive = 10000  # lines used
+    most_words: Positive = 20  # words of the longest sentence
     seed: int = 0
     trust: Trust = Trust()
 

@@ -16,12 +16,14 @@ import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from multimodal.data.manifests import read_text
 from multimodal.data.spoken import SpokenText, write_speech
 from multimodal.errors import UsageError
+from multimodal.system.options import Limits, Positive, Share
 from multimodal.system.outputs import Outputs
 from multimodal.train import start
 
@@ -38,10 +40,10 @@ SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 class SpeechRun:
     manifest: tyro.conf.Positional[Path]
     texts: tuple[str, ...]  # FILE=SHARE each
-    spelled: float = 0.0  # share of digit and letter strings
-    hours: float = math.inf
-    count: int | None = None  # utterances
-    unseen: float = 0.0  # share spoken by a voice of no other run
+    spelled: Share = 0.0  # share of digit and letter strings
+    hours: Annotated[float, Limits(0, above=True)] = math.inf
+    count: Positive | None = None  # utterances
+    unseen: Share = 0.0  # share spoken by a voice of no other run
     seed: int = 0
     overwrite: bool = False  # replace a manifest that multimodal did not write
 

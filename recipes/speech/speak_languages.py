@@ -25,7 +25,7 @@ import tyro
 
 from multimodal.data.manifests import read_aligned
 from multimodal.data.spoken import SpokenText, write_speech
-from multimodal.system.options import Limits, Positive
+from multimodal.system.options import Limits, Natural, Positive, Share
 from multimodal.system.outputs import Outputs
 from multimodal.train import start
 
@@ -40,12 +40,12 @@ class SpeechOfLanguage:
     language: Literal["en", "de", "fr", "cs"]
     texts: Path  # sentences, one per line
     english: Path  # their translations, line by line
-    count: int  # sentences
-    pieces: int = 0  # pieces of one to four words
-    most_words: int = 16  # words of the longest sentence
+    count: Natural  # sentences
+    pieces: Natural = 0  # pieces of one to four words
+    most_words: Positive = 16  # words of the longest sentence
     joined: Positive = 1  # sentences of a recording
     pause: Annotated[float, Limits(0, 60)] = 0.4  # seconds between them
-    unseen: float = 0.0  # share spoken by a voice of no other run
+    unseen: Share = 0.0  # share spoken by a voice of no other run
     seed: int = 0
     overwrite: bool = False  # replace a manifest that multimodal did not write
 

@@ -31,17 +31,9 @@ def joint_config(
     attention = AttentionConfig(width, heads=4)
     block = ConformerConfig(attention, hidden=4 * width, kernel=15, conv_norm="layer", conv_causal=chunk > 0)
     encoder = ConformerEncoderConfig(
-        80,
-        block,
-        layers,
-        subsample=4,
-        channels=32,
-        rotary=True,
-        chunk=chunk,
-        drop_path=drop_path,
-        left=left,
+        80, block, layers, subsample=4, channels=32, rotary=True, chunk=chunk, drop_path=drop_path, left=left,
         dynamic=dynamic,
-    )
+    )  # fmt: skip
     stack = transformer(width, decoder_layers, 4, 2 * width, source_width=width)
     decoder = TextConfig(vocabulary, context, stack, causal=True, tied=True) if decoder_layers else None
     return ConformerCTCConfig(encoder, vocabulary, decoder)
