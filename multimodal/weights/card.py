@@ -43,8 +43,8 @@ def searched(told: Mapping[str, Any], old: bool = False) -> dict[str, Any]:
 
 
 def further_ends(told: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, list[int]]:
-    """Ids that end a generated text by a generation_config.json and that the tokenizer does not have for it, since
-    texts may have them."""
+    """Ids that end a generated text by a generation_config.json, else config.json, and that the tokenizer does not have
+    for it, since texts may have them."""
     if tokenizer is None:
         return {}
     ids, own = told.get("eos_token_id"), {tokenizer.eos_id, *tokenizer.end_ids}

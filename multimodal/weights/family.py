@@ -77,10 +77,10 @@ class Family:
                 raise CheckpointError(f"{self.name} weights without {self.needs}, which has the number of heads")
             if self.beside:
                 config = ({self.beside: feature_record(folder, self.beside)} if folder else {}) | config
-            asked, search = dict[str, Any](), dict[str, Any]()
+            asked, search, ends = dict[str, Any](), dict[str, Any](), dict[str, Any]()
             if folder and issubclass(self.model, SEARCHED):
                 search = optional_json(folder / "generation_config.json")
-                asked = searched(search) if search else searched(config, old=True)
+                asked, ends = searched(search) if search else searched(config, old=True), search or config
                 if (start := search.get("decoder_start_token_id")) is not None:
                     config = config | {"decoder_start_token_id": start}
             config = self.completed(config, tensors)
@@ -95,7 +95,7 @@ class Family:
             if preprocessing is not None:
                 check_size(preprocessing, ours, where, fixed=self.one_size)
             card = {"format": self.name, **self.card(folder, config)}
-            if asked := asked | further_ends(search, tokenizer):
+            if asked := asked | further_ends(ends, tokenizer):
                 card["generation"] = asked
             chat = self.chat(folder, tokenizer)
             check_markers(chat, tokenizer, ours, where)

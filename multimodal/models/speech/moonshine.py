@@ -78,6 +78,10 @@ class MoonshineConfig:
     start_id: int
     end_id: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_id < self.vocabulary:
+            raise ValueError(f"start_id {self.start_id} is outside {self.vocabulary} tokens")
+
     @property
     def vocabulary(self) -> int:
         return self.decoder.vocabulary

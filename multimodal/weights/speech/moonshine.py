@@ -57,8 +57,9 @@ def _config(config: dict[str, Any], tensors: Tensors) -> MoonshineConfig:
         config["vocab_size"], config["max_position_embeddings"], decoder, causal=True,
         tied=config.get("tie_word_embeddings", True), positions=places[1],
     )  # fmt: skip
-    ids = config["decoder_start_token_id"], config["eos_token_id"]
-    return MoonshineConfig(MoonshineEncoderConfig(encoder, places[0]), text, *ids)
+    start, end = config["decoder_start_token_id"], config["eos_token_id"]
+    end = end[0] if isinstance(end, list) else end  # the card has the others
+    return MoonshineConfig(MoonshineEncoderConfig(encoder, places[0]), text, start, end)
 
 
 def _block(cross: bool) -> list[NameRow]:

@@ -120,13 +120,17 @@ def test_a_text_has_at_most_13_tokens_a_second_and_a_cut_one_warns(seconds, tmp_
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
 @pytest.mark.parametrize(("beams", "more"), [(1, {"decoder_start_token_id": 7}), (1, {}), (2, {}), (3, None)])
-def test_a_generation_config_is_followed(beams, more, tmp_path):
+@pytest.mark.parametrize("stated_by", ["generation_config.json", "config.json"])
+def test_a_generation_config_is_followed(beams, more, stated_by, tmp_path):
     made, wave = case("moonshine").model, WAVES[1]
     plain = made.generate(wave[None], max_length=14, do_sample=False)[0].tolist()
     asked = {"num_beams": beams, "eos_token_id": [2] if more is None else [2, plain[4]], **(more or {})}
     theirs = made.generate(wave[None], max_length=14, do_sample=False, **asked)[0].tolist()
     assert theirs != plain
-    (folder(tmp_path / "hub") / "generation_config.json").write_text(json.dumps(asked))
+    if stated_by == "config.json":
+        folder(tmp_path / "hub", **asked)
+    else:
+        (folder(tmp_path / "hub") / stated_by).write_text(json.dumps(asked))
     ours = transcribe(wave, load(tmp_path / "hub"), vad_filter=False, no_speech_threshold=None)
     found = [token for one in ours["segments"] for token in one["tokens"]]
     assert found == [i for i in theirs[1:] if i not in asked["eos_token_id"]]
@@ -157,8 +161,9 @@ def test_command_transcribes_in_segments(compute, tmp_path, capsys):
 
 
 def test_unfit_settings_are_one_line(tmp_path):
-    cases = ({"attention_bias": True}, {"encoder_num_key_value_heads": 1}, {"decoder_hidden_act": "relu"})
-    for number, change in enumerate(cases):
-        with pytest.raises(CheckpointError, match=next(iter(change))) as error:
+    cases = {"attention_bias": True, "encoder_num_key_value_heads": 1, "decoder_hidden_act": "relu",
+             "decoder_start_token_id": 50}  # fmt: skip
+    for number, change in enumerate({name: value} for name, value in cases.items()):
+        with pytest.raises(CheckpointError, match=f"{next(iter(change))}|start_id 50 is outside 50 tokens") as error:
             load(folder(tmp_path / str(number), **change))
         assert "\n" not in str(error.value)
