@@ -12,6 +12,7 @@ from multimodal.blocks.stack import StackConfig
 from multimodal.errors import CheckpointError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from multimodal.tasks.inspect.cost import counts
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.objectives.text.translation import CollatePairs, ParallelTexts, Translating, translator
 from multimodal.weights.convert import convert
@@ -51,6 +52,12 @@ def dense(model: EncoderDecoder, source: int, target: int) -> EncoderDecoder:
             weights[name.replace(own, ".")] = value
     other.load_state_dict(weights)
     return other.eval()
+
+
+def test_a_row_costs_as_much_as_without_groups(made):
+    found, plain = counts(made.model, 12), counts(dense(made.model, 0, 1), 12)
+    assert found["flops"] == plain["flops"]
+    assert found["training_bytes"]["weights"] == 4 * sum(p.numel() for p in made.model.parameters())
 
 
 @torch.no_grad()

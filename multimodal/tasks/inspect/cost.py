@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from multimodal.blocks.experts import even_routing
 from multimodal.errors import UsageError
 from multimodal.models.conformer import ConformerEncoder
-from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import WhisperEncoder
 from multimodal.tasks.inspect.cost_parts import Part, Sizes, parts
@@ -89,7 +90,7 @@ def _fake_copy(network: nn.Module) -> Iterator[nn.Module]:
     """A model of the same configuration in training mode, whose tensors have shapes and no data."""
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-    copy, mode = of_config(network.config).train(), FakeTensorMode()
+    copy, mode = of_config(_one_group(network.config)).train(), FakeTensorMode()
     for module in copy.modules():
         if isinstance(module, ConformerEncoder):  # or a random draw, which fake tensors lack, would choose chunks
             module.config = replace(module.config, dynamic=False)
@@ -102,6 +103,15 @@ def _fake_copy(network: nn.Module) -> Iterator[nn.Module]:
                 module._buffers[name] = FakeTensor(mode, tensor, torch.device("cpu"))
     with mode:
         yield copy
+
+
+def _one_group(config: Any) -> Any:
+    """A configuration without groups of languages: a row uses one of them, which its ids choose."""
+    if isinstance(config, EncoderDecoderConfig):
+        return replace(config, encoder=_one_group(config.encoder), decoder=_one_group(config.decoder))
+    if isinstance(config, TextConfig) and config.languages:
+        return replace(config, languages=(), stack=replace(config.stack, groups=0, grouped=0))
+    return config
 
 
 def _measured(network: nn.Module, sizes: Sizes, kind: str) -> tuple[list[Part], int]:
