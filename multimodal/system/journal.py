@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,7 +39,10 @@ class Journal:
     def _read(self) -> tuple[Records, int]:
         """The records, and the bytes of the lines that hold them; 0 if the file must be overwritten."""
         try:
-            data = self.path.read_bytes() if self.path.exists() else b""
+            exists = os.path.lexists(self.path)
+            if exists and not stat.S_ISREG(self.path.lstat().st_mode):  # a link would lead elsewhere, a pipe would wait
+                raise UsageError(f"{self.path}: exists and is not a regular file; move it away")
+            data = self.path.read_bytes() if exists else b""
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read ({error.strerror})") from None
         if not data.startswith(BEGIN) and not BEGIN.startswith(data):
@@ -51,9 +55,9 @@ class Journal:
         for line in lines:
             try:
                 name, value = json.loads(line)
-            except ValueError:
+            except (ValueError, TypeError, RecursionError):
                 break
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") or not isinstance(name, str):
                 break
             records[name].append(value)
             size, self.count = size + len(line), self.count + 1

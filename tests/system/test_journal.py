@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from multimodal.cli.speech import transcribe as command
+from multimodal.errors import UsageError
 from multimodal.system import journal
 from multimodal.system.journal import Journal
 from tests.helpers.commands import one_line, run
@@ -214,3 +215,22 @@ main()
     kept = f"{talk}: 1 finished windows kept in {part}"
     assert err == f"multimodal: {kept}; the same command continues after them\n"
     assert [path.name for path in part.parent.iterdir()] == [part.name]
+
+
+@pytest.mark.parametrize("line", ["5", "[[1], 2]", "[" * 100_000, '["a", 1, 2]'])
+def test_what_follows_a_line_that_is_no_record_is_dropped(tmp_path, line):
+    kept = Journal(tmp_path / "x", {"a": 1})
+    kept.add("n", 7)
+    kept.close(finished=False)
+    with (tmp_path / "x").open("a") as file:
+        file.write(f'{line}\n["n", 8]\n')
+    assert Journal(tmp_path / "x", {"a": 1}).records == {"n": [7]}
+
+
+def test_a_link_or_pipe_is_no_journal(tmp_path):
+    (tmp_path / "x").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "y")
+    for name in "xy":
+        with pytest.raises(UsageError, match="exists and is not a regular file"):
+            Journal(tmp_path / name, {})
+    assert not (tmp_path / "elsewhere").exists()

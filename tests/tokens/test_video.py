@@ -90,6 +90,18 @@ def test_seeks_change_no_frame(form, codec, options, monkeypatch):
         assert few < 0.6 * many or options["g"] == "9999" or form == "asf"  # without an index
 
 
+def test_no_video_begins_at_minus_zero():
+    file = io.BytesIO()
+    with av.open(file, "w", format="mpegts") as made:  # starts a frame of 1/24 s late: at no whole microsecond
+        stream = made.add_stream("mpeg2video", rate=24, width=64, height=64)
+        stream.pix_fmt = "yuv420p"
+        for image in (*(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8)) for _ in range(3)), None):
+            made.mux(stream.encode(image))
+    clip = file.getvalue()
+    assert str(next(frames(clip, VideoOptions(every_s=0.01))).time) == "0.0"
+    assert str(frame_at(clip, 0).time) == "0.0"
+
+
 def test_scenes():
     clip = video([grey(level) for level in (10, 120, 240, 10) for _ in range(5)])
     assert [frame.time for frame in frames(clip, VideoOptions(scenes=0.3))] == [0.0, 0.5, 1.0, 1.5]

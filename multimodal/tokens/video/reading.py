@@ -68,7 +68,7 @@ def frames(
         upright = Upright(stream.sample_aspect_ratio, name)
         for time, decoded in decoder.at(times):
             count += 1
-            yield Frame(round(time, 6), upright(decoded))
+            yield Frame(round(time, 6) + 0.0, upright(decoded))  # not -0.0, of MPEG-TS
         if not count:
             raise decoder.none()
         if decoder.finished:
@@ -88,7 +88,7 @@ def frame_at(source: VideoInput, time: float) -> Frame:
     with opened(source, name) as (container, stream, _):
         decoder = Decoder(container, stream, name, [])
         for found, decoded in decoder.at(Listed([max(time, 0.0)])):
-            return Frame(round(found, 6), Upright(stream.sample_aspect_ratio, name)(decoded))
+            return Frame(round(found, 6) + 0.0, Upright(stream.sample_aspect_ratio, name)(decoded))
         raise decoder.none()
 
 
