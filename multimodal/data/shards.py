@@ -109,13 +109,16 @@ def shots(path: Path, name: str) -> Iterator[ShardSample]:
                     held = ShardSample("its end", {}, {}, member)
                     break
                 key, ending = base_plus_ext(member.name)
-                if key is None or META.match(member.name) or not member.isfile() or member.issparse():
+                if key is None or META.match(member.name) or not member.isfile():
                     continue
                 if held is None or held.name != key:
                     if held:
                         yield held
                     held = ShardSample(key, {}, {})
-                held = _with(held, ending.lower(), ShardMember(member.name, member.offset_data, member.size), tar)
+                if member.issparse():
+                    held = held._replace(fault=f"{member.name} is a sparse file, which is not read")
+                else:
+                    held = _with(held, ending.lower(), ShardMember(member.name, member.offset_data, member.size), tar)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise DataError(f"{name}: not a readable tar ({one_line(error)})") from None
     if held:

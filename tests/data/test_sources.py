@@ -5,6 +5,7 @@ import gzip
 import http.server
 import os
 import pickle
+import tarfile
 import threading
 from pathlib import Path
 
@@ -134,6 +135,15 @@ def test_a_sample_of_several_images_is_broken_and_byte_order_marks_are_no_text(t
     ]  # fmt: skip
     assert source.labels == ("k",)
     assert source.read(2).media == b"W"
+
+
+def test_a_sample_with_a_sparse_member_is_broken(tmp_path):
+    path = sets.tar(tmp_path / "a.tar", [("a.png", sets.png(1)), ("b.png", sets.png(2))])
+    with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("b.txt")
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+        tar.addfile(member)
+    assert open_source(path).row(1).fault == "b.txt is a sparse file, which is not read"
 
 
 def test_many_tars_by_folder_pattern_braces_and_list(tmp_path):
