@@ -95,7 +95,7 @@ def test_no_video_begins_at_minus_zero():
     with av.open(file, "w", format="mpegts") as made:  # starts a frame of 1/24 s late: at no whole microsecond
         stream = made.add_stream("mpeg2video", rate=24, width=64, height=64)
         stream.pix_fmt = "yuv420p"
-        for image in (*(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8)) for _ in range(3)), None):
+        for image in (*(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8)) for _ in range(48)), None):
             made.mux(stream.encode(image))
     clip = file.getvalue()
     assert str(next(frames(clip, VideoOptions(every_s=0.01))).time) == "0.0"
