@@ -7,14 +7,14 @@ r"""Fine-tune any checkpoint that `load` accepts: ViT and CLIP on images, Whispe
         --val $data/speech/an4/test.jsonl --run tune-an4 --out asr-an4 --steps 300 --threads 1
 
 Tasks: `classify` (a ViT, or a CLIP's image tower with a head that starts from the text vectors of the class names),
-`match` (a CLIP on captions or templated class names), `transcribe` (Whisper's format), `recognise` (joint Conformer);
+`match` (a CLIP on captions or templated class names), `transcribe` (Whisper's format), `recognize` (joint Conformer);
 without `--task`, `match` for a CLIP. `--freeze image text.stack` freezes parts (`all`: all but a new head),
 `--lora_rank 8` trains low-rank adapters and merges them into the weights at the end. Tokenizer and preprocessing stay.
 
 Results, one core: `clip-vit-16` on Caltech-101 with 200 steps, top-1 of 400 images of 80 classes, 36.0 % before
 (zero-shot; its training had these images): `--task classify --rate 3e-4` 39.8 %, `--lora_rank 8 --rate 1e-3` 37.5 %,
 `--freeze all --rate 1e-3` 35.5 %, `--task match --lora_rank 8 --rate 1e-3` 40.0 %; 1 to 3 minutes each (`classify` then
-trained without the model's drop path of 0.05). The recogniser of revision a77fa31 on AN4 with 60 steps: greedy WER
+trained without the model's drop path of 0.05). The recognizer of revision a77fa31 on AN4 with 60 steps: greedy WER
 20.8 % before, 19.0 % after.
 """
 
@@ -35,7 +35,7 @@ from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, sta
 from multimodal.train.lora import LoraSettings, adapt, merge
 from multimodal.train.objectives.finetune.images import classify, match
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
-from multimodal.train.objectives.finetune.speech import recognise, transcribe
+from multimodal.train.objectives.finetune.speech import recognize, transcribe
 from multimodal.weights.card import inherited
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.folder import Checkpoint
@@ -47,7 +47,7 @@ TASKS: dict[str, tuple[tuple[type[nn.Module], ...], Callable[..., FinetuningJob]
     "match": ((CLIP,), match),
     "classify": ((ViT, CLIP), classify),
     "transcribe": ((Whisper,), transcribe),
-    "recognise": ((ConformerCTC,), recognise),
+    "recognize": ((ConformerCTC,), recognize),
 }
 
 
@@ -61,7 +61,7 @@ class FinetuningRun:
     model: str  # checkpoint to start from: a shipped name, a folder, a file, a hub's repository
     out: Path  # folder for the trained checkpoint
     data: NamedFinetuningData
-    task: Literal["classify", "match", "transcribe", "recognise"] | None = None
+    task: Literal["classify", "match", "transcribe", "recognize"] | None = None
     store: Store = "float32"  # number type of the stored weights
     adapt: LoraSettings = LoraSettings()
     loop: LoopSettings = LoopSettings(

@@ -17,12 +17,12 @@ COMPARED = 4  # of them: with random weights all tokens after a different one di
 def cases(options: Options) -> list[Case]:
     if options.tiny:
         return [
-            images("ViT-B-16", 2, options), whisper("base", 2, options), recogniser(2, options), log_mel(options),
+            images("ViT-B-16", 2, options), whisper("base", 2, options), recognizer(2, options), log_mel(options),
             gpt2(2, "float32", options),
         ]  # fmt: skip
     return [
         images("ViT-B-16", 512, options), images("ViT-L-14", 256, options), whisper("base", 1, options),
-        recogniser(64, options), log_mel(options), whisper("large-v3-turbo", 32, options),
+        recognizer(64, options), log_mel(options), whisper("large-v3-turbo", 32, options),
         whisper("base", 32, options), whisper("large-v3-turbo", 1, options), gpt2(1, "bfloat16", options),
         gpt2(8, "float32", options),
     ]  # fmt: skip
@@ -78,13 +78,13 @@ def whisper(size: str, batch: int, options: Options) -> Case:
     )  # fmt: skip
 
 
-def recogniser(batch: int, options: Options) -> Case:
+def recognizer(batch: int, options: Options) -> Case:
     """From samples to the tokens of CTC's best path."""
     settings = {"batch": batch, "seconds": 2.0 if options.tiny else 30.0, "tiny": options.tiny}
-    peer, amp = PEERS + "cuda.torchaudio:recogniser", settings | {"kind": "bfloat16"}
+    peer, amp = PEERS + "cuda.torchaudio:recognizer", settings | {"kind": "bfloat16"}
     found = [
         Candidate(f"{name} bfloat16, {way}", load, amp | {"compiled": way == "compiled"}, library, "bfloat16")
-        for name, load, library in (("ours", PEERS + "cuda.ours:recogniser", OURS), ("torchaudio", peer, "torchaudio"))
+        for name, load, library in (("ours", PEERS + "cuda.ours:recognizer", OURS), ("torchaudio", peer, "torchaudio"))
         for way in (("compiled", "eager") if options.device == "cuda" else ("eager",))
     ]  # fmt: skip
     found.append(Candidate("torchaudio float32", peer, settings | {"kind": "float32"}, "torchaudio"))

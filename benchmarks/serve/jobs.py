@@ -59,7 +59,7 @@ def ours(*models: str) -> tuple[str, ...]:
 
 
 def recognition(folder: Path) -> Comparison:
-    """The shipped recogniser: LitServe has it, too."""
+    """The shipped recognizer: LitServe has it, too."""
     files = [recorded(*span) for span in PIECES]
     bodies = [json.dumps({"audio": base64.b64encode(file).decode()}).encode() for file in files]
     model = multimodal.Transcriber("asr-conformer-en", compute_type="float32")

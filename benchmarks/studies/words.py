@@ -7,7 +7,7 @@ first word of each begins at its cut plus its leading silence, up to where 4 of 
 its loudest. And sentences of Multi30k by libespeak-ng (skipped if absent), which reports each word's start in speech
 without pauses.
 
-"text given" aligns the known text; "recognised" is `transcribe` with `word_timestamps` and counts the recognised words.
+"text given" aligns the known text; "recognized" is `transcribe` with `word_timestamps` and counts the recognized words.
 Prints and saves in `words.json`: words, share of starts within 0.1 s, median of the absolute and of the signed error
 (seconds). Takes about a minute of one core.
 """
@@ -171,7 +171,7 @@ def align(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Starts:
     return [(timing.word, timing.start) for timing in snap_to_audio(timings, mel_level(mel))]
 
 
-def recognise(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Starts:
+def recognize(checkpoint: Checkpoint, language: str, spoken: SpokenWords) -> Starts:
     result = transcribe(spoken.wave, checkpoint, language=language, word_timestamps=True)
     return [(word["word"], word["start"]) for segment in result["segments"] for word in segment["words"]]
 
@@ -207,7 +207,7 @@ def measure_all(data: Path, count: int) -> dict:
     def both(model: str, name: str, language: str, recordings: list[SpokenWords]) -> None:
         nonlocal table
         table |= measure(f"{model}, {name}, text given", recordings, partial(align, models[model], language))
-        table |= measure(f"{model}, {name}, recognised", recordings, partial(recognise, fast[model], language))
+        table |= measure(f"{model}, {name}, recognized", recordings, partial(recognize, fast[model], language))
 
     conformer = "asr-conformer-en"
     for name, size in JOINED.items():

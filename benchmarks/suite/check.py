@@ -31,7 +31,7 @@ def near(own: Any, right: Any) -> float:
 
 
 def unit(own: Any, right: Any) -> float:
-    """Largest absolute difference of normalised rows."""
+    """Largest absolute difference of normalized rows."""
     rows = [np.asarray(x, np.float64) for x in (own, right)]
     rows = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rows]
     return float(np.abs(rows[0] - rows[1]).max())

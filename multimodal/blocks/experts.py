@@ -19,14 +19,14 @@ _even = False
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """`count` feed-forwards, of which a router chooses `top` for each token. `normalised`: their weights sum to 1; else
+    """`count` feed-forwards, of which a router chooses `top` for each token. `normalized`: their weights sum to 1; else
     they are the router's probabilities. `capacity`: most tokens of a row that an expert takes in one call; what is
     beyond, in the row's order, gets 0. `every`: distance of the blocks that have experts, from the second on;
     the others have one feed-forward."""
 
     count: int
     top: int
-    normalised: bool = True
+    normalized: bool = True
     capacity: int | None = None
     every: int = 1
 
@@ -66,7 +66,7 @@ class Experts(nn.Module):
         if _logits is not None:
             _logits.append(logits)
         weights, chosen = logits.softmax(-1).topk(self.config.top)
-        if self.config.normalised:
+        if self.config.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.config.capacity is not None:
             chosen = self._within(chosen, x.shape[-2], self.config.capacity)

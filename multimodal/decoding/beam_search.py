@@ -25,7 +25,7 @@ STEPS_AHEAD = 2  # steps, so that the device never waits for the host
 
 @dataclass
 class _Prompt:
-    """One prompt of a beam search: at most `limit` new tokens, the `ended` sequences with their normalised scores, and
+    """One prompt of a beam search: at most `limit` new tokens, the `ended` sequences with their normalized scores, and
     once the search is done the `chosen` ones, best first."""
 
     limit: int
@@ -48,8 +48,8 @@ def beam_search(
 
     With `early_stopping` it is that of transformers 5, without `patience`: only endings among the `beams` best
     continuations count, the `beams` best of them are kept, sequences cut at `max_new` are ranked among them, and
-    processors change log-probabilities that are not normalised again. True: done with `beams` endings; False: when the
-    best active beam, normalised at its length, is no better than the worst of these; "never": when it is no better at
+    processors change log-probabilities that are not normalized again. True: done with `beams` endings; False: when the
+    best active beam, normalized at its length, is no better than the worst of these; "never": when it is no better at
     any length up to `max_new`.
 
     `length_penalty`: None ranks by mean log-probability, α by sum / ((5 + length) / 6)^α (Wu et al. 2016), so 0 by the

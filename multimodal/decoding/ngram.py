@@ -254,13 +254,13 @@ class WordScorer:
         plain = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.control]
         letters = {c for i in plain if i != tokenizer.unknown_id for c in texts[i]}
         if wrong := [texts[i] for i in plain if " " in texts[i][1:] and texts[i].strip(" ")]:
-            raise CheckpointError(f"an n-gram model of words: the recogniser's token {wrong[0]!r} has a space inside")
+            raise CheckpointError(f"an n-gram model of words: the recognizer's token {wrong[0]!r} has a space inside")
         self.cased = _case(model.words, letters)
         texts = [self.cased(text) for text in texts]
         self.begins = {i: texts[i].strip(" ") for i in plain if texts[i].startswith(" ")}
         self.goes_on = {i: texts[i] for i in plain if i not in self.begins}
         if not self.begins:
-            raise CheckpointError("an n-gram model of words: none of the recogniser's tokens begins with a space")
+            raise CheckpointError("an n-gram model of words: none of the recognizer's tokens begins with a space")
         self.states: dict[Ids, _State] = {}
         self._ranges, self._follow = lru_cache(1 << 14)(self._ranges), lru_cache(256)(self._follow)
         self._ahead = lru_cache(64)(self._ahead)
@@ -357,5 +357,5 @@ def _case(words: list[str], letters: set[str]) -> Callable[[str], str]:
     cases = str, *(lambda text, case=case: "".join(map(case, text)) for case in (str.lower, str.upper))
     counts = [sum(own.issuperset(word) for word in words) for own in (set(case("".join(letters))) for case in cases)]
     if (most := max(counts)) < LEAST_SPELLED * len(words):
-        raise CheckpointError(f"an n-gram model of words: the recogniser's tokens spell {most} of its {len(words)}")
+        raise CheckpointError(f"an n-gram model of words: the recognizer's tokens spell {most} of its {len(words)}")
     return cases[counts.index(most)]

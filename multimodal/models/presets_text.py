@@ -79,7 +79,7 @@ def t5(width: int, layers: int, heads: int, hidden: int, head_width: int = 64) -
 
 def switch(dense: EncoderDecoderConfig, experts: int) -> EncoderDecoderConfig:
     """One of the experts for each token in every second block, 64 tokens each."""
-    chosen = ExpertsConfig(experts, 1, normalised=False, capacity=64, every=2)
+    chosen = ExpertsConfig(experts, 1, normalized=False, capacity=64, every=2)
     return replace(dense, encoder=mixtral(dense.encoder, chosen), decoder=mixtral(dense.decoder, chosen))
 
 

@@ -1,4 +1,4 @@
-"""A family of foreign checkpoints: how to recognise, load and export it."""
+"""A family of foreign checkpoints: how to recognize, load and export it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,7 +61,7 @@ class Family:
     lacks: tuple[str, ...] = ()
     only: Callable[[Tensors], bool] = lambda tensors: True
 
-    def recognises(self, tensors: Tensors, config: dict[str, Any]) -> bool:
+    def recognizes(self, tensors: Tensors, config: dict[str, Any]) -> bool:
         """`config`: the foreign configuration, {} for a bare file."""
         named = all(name in tensors for name in self.has) and not any(name in tensors for name in self.lacks)
         return named and (not self.types or config.get("model_type", "") in self.types) and self.only(tensors)

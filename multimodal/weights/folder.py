@@ -305,7 +305,7 @@ def build(model_class: type[nn.Module], config: Any, tensors: int | None = None)
 
 
 class _Undrawn(TorchFunctionMode):
-    """Skip random initialisation: on the meta device torch would import its whole compiler for it (seconds)."""
+    """Skip random initialization: on the meta device torch would import its whole compiler for it (seconds)."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

@@ -121,14 +121,14 @@ def families() -> dict[str, Family]:
     return {value.name: value for value in made if isinstance(value, Family)}
 
 
-def recognise(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
+def recognize(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     """The one family with these tensor names. Raises CheckpointError if none or several match, and for quantized
     weights."""
     # beside plain ones they say how to quantize them; the last is MLX's
     for key in ("quantization_config", "compression_config", "quantization"):
         if config.get(key) and any(tensor.dtype not in PLAIN for tensor in tensors.values()):
             raise CheckpointError(f"{where}: config.json: {key} {shown(config[key])} is not supported")
-    fits = [family for family in families().values() if family.recognises(tensors, config)]
+    fits = [family for family in families().values() if family.recognizes(tensors, config)]
     if len(fits) == 1:
         return fits[0]
     if fits:
@@ -167,7 +167,7 @@ def load_foreign(
 ) -> Checkpoint:
     if config.get("model_type") == "timm_wrapper":  # transformers' class around timm's models
         tensors = {name.removeprefix("timm_model."): tensor for name, tensor in tensors.items()}
-    made = recognise(tensors, config, where).load(tensors, config, where, folder)
+    made = recognize(tensors, config, where).load(tensors, config, where, folder)
     if config.get("auto_map"):
         warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
     card, parts = exported_parts(folder)
@@ -230,7 +230,7 @@ def _load_path(path: Path, architecture: str | None, config_file: Path | None, p
     tensors, own = _read(weights, path, pickled)
     tensors = unwrapped(tensors)
     if architecture:
-        if (family := recognise(tensors, config, str(path))).types:
+        if (family := recognize(tensors, config, str(path))).types:
             raise UsageError(f"architecture {architecture}: expected OpenCLIP's or timm's weights, got {family.name}")
         check_activation(weights, architecture, bool(config.get("quick_gelu", "vision_cfg" not in config)))
     return load_foreign(tensors, config or own or _config_of(folder, tensors), str(path), folder, pickled)

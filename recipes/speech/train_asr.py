@@ -1,4 +1,4 @@
-r"""Train the shipped English recogniser: a Conformer with a CTC output and a small attention decoder, on a CPU.
+r"""Train the shipped English recognizer: a Conformer with a CTC output and a small attention decoder, on a CPU.
 
     data=data/speech
     python recipes/speech/train_asr.py --train $data/speechocean762/train.jsonl $data/an4/train.jsonl \
@@ -67,14 +67,14 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
-from multimodal.train.objectives.recogniser import Recognition, Terms, joint_config, most_ids
+from multimodal.train.objectives.recognizer import Recognition, Terms, joint_config, most_ids
 from multimodal.weights.card import inherited
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 
 @dataclass(frozen=True)
-class RecogniserModelSettings:
+class RecognizerModelSettings:
     """Architecture of a new model; a model from `--init` has its own."""
 
     vocabulary: Positive = 320  # byte-pair tokens of the transcripts; with few, CTC leaves its plateau sooner
@@ -93,7 +93,7 @@ class RecogniserModelSettings:
 
 
 @dataclass(frozen=True)
-class RecogniserRun:
+class RecognizerRun:
     train: tuple[str, ...]  # manifests, each PATH or PATH=TIMES
     valid: str  # manifest to measure on
     out: Path  # folder for the trained checkpoint
@@ -105,7 +105,7 @@ class RecogniserRun:
     cache: bool = True  # keep all features in memory and in the run's folder; without, workers compute them as needed
     valid_count: Positive = 100
     most_broken: Share = 0.05  # share of broken recordings above which training stops
-    model: RecogniserModelSettings = RecogniserModelSettings()
+    model: RecognizerModelSettings = RecognizerModelSettings()
     batching: Batching = Batching()
     augmentation: SpeechAugmentation = SpeechAugmentation()
     columns: ListColumns = ListColumns()
@@ -116,7 +116,7 @@ class RecogniserRun:
     )  # fmt: skip
 
 
-def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
+def begin(s: RecognizerRun, texts: list[str]) -> Checkpoint:
     """Return the model to train and its tokenizer."""
     torch.manual_seed(s.loop.seed)
     m = s.model
@@ -129,7 +129,7 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
             raise UsageError(f"--init {s.init}: expected a Conformer on log-mel frames, got an encoder of waveforms")
         own = {"width": encoder.width, "layers": encoder.layers, "decoder_layers": 0}
         own |= {"decoder_layers": decoder.stack.layers, "context": decoder.context} if decoder else {}
-        keep_sizes(s.init, own, m, RecogniserRun.model)
+        keep_sizes(s.init, own, m, RecognizerRun.model)
         known = replace(known, model=with_rates(known.model, {"encoder.drop_path": m.drop_path}))
         return rechunked(known, m) if m.chunk else known
     demand("width", m.width, m.width % 8 == 0, "a multiple of 8, for 4 heads of even width")
@@ -142,7 +142,7 @@ def begin(s: RecogniserRun, texts: list[str]) -> Checkpoint:
     return Checkpoint(ConformerCTC(config), tokenizer)
 
 
-def rechunked(known: Checkpoint, m: RecogniserModelSettings) -> Checkpoint:
+def rechunked(known: Checkpoint, m: RecognizerModelSettings) -> Checkpoint:
     """The same weights with other chunks. Convolutions that saw later frames keep the weights of the earlier ones."""
     config = known.model.config
     block = replace(config.encoder.block, conv_causal=True)
@@ -159,7 +159,7 @@ def rechunked(known: Checkpoint, m: RecogniserModelSettings) -> Checkpoint:
     return replace(known, model=model)
 
 
-def main(s: RecogniserRun) -> dict[str, Any]:
+def main(s: RecognizerRun) -> dict[str, Any]:
     cache = s.loop.run / "cache" if s.cache else None
     corpus = SpeechCorpus(s.train, cache, most_broken=s.most_broken, columns=s.columns, trust=s.trust)
     valid = SpeechCorpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, columns=s.columns, trust=s.trust)

@@ -1,4 +1,4 @@
-r"""Train an n-gram language model of words, for the beams of a recogniser (`multimodal transcribe --lm`).
+r"""Train an n-gram language model of words, for the beams of a recognizer (`multimodal transcribe --lm`).
 
     data=data/speech
     python recipes/speech/train_ngram.py words.arpa --order 3 \
@@ -6,7 +6,7 @@ r"""Train an n-gram language model of words, for the beams of a recogniser (`mul
 
 Interpolated modified Kneser-Ney (Chen & Goodman 1999) with discounts from the counts of counts, without pruning, as
 ARPA (`.arpa` or `.arpa.gz`). Texts are plain text with one sentence per line or the texts of JSON lines or CSV, all of
-them gzip or not, or tars. Words must be spelled as the recogniser writes them: asr-conformer-en writes lower case and
+them gzip or not, or tars. Words must be spelled as the recognizer writes them: asr-conformer-en writes lower case and
 no punctuation but the apostrophe, which `--plain` makes of any text.
 
 Cost: 2 s of one core for the command, 7 s for 700,000 n-grams. Word error rates in percent of asr-conformer-en with

@@ -99,7 +99,7 @@ class LanguageModelRun:
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: ProperShare = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines
-    plain: bool = False  # as train_ngram.py's, for a recogniser's beams: lower case, no punctuation but the apostrophe
+    plain: bool = False  # as train_ngram.py's, for a recognizer's beams: lower case, no punctuation but the apostrophe
     tokenizer: str = "characters"  # characters, bytes, bpe (learned here), gpt2, a checkpoint folder or shipped model
     vocabulary: Positive = 2048  # of bpe
     objective: Literal["causal", "prefix"] = "causal"
@@ -135,7 +135,7 @@ class LanguageModelRun:
 
 
 def transcripts(texts: list[str]) -> list[str]:
-    """Plain texts, each after a space: a recogniser's first word has the tokens of one inside of a sentence."""
+    """Plain texts, each after a space: a recognizer's first word has the tokens of one inside of a sentence."""
     return [f" {words}" for text in texts if (words := plain(text))]
 
 
@@ -145,9 +145,9 @@ def tokenizer_of(s: LanguageModelRun, train: list[str], val: list[str]) -> Token
     if s.tokenizer == "bpe":
         return BytePairTokenizer.train(train, s.vocabulary)
     if s.plain and (model_path(s.tokenizer) / "config.json").exists():
-        recogniser = load(s.tokenizer)
-        if isinstance(recogniser.model, ConformerCTC | Transducer):
-            return search_tokenizer(recogniser)
+        recognizer = load(s.tokenizer)
+        if isinstance(recognizer.model, ConformerCTC | Transducer):
+            return search_tokenizer(recognizer)
     return tokenizer_from(s.tokenizer)
 
 

@@ -21,7 +21,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def slow(module: LinearAttention, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Weights φ(q)·φ(k) over the keys that are seen, normalised."""
+    """Weights φ(q)·φ(k) over the keys that are seen, normalized."""
     split = lambda y: y.unflatten(-1, (-1, 4)).transpose(1, 2)
     query, key, value = (split(part(x)) for part in (module.query, module.key, module.value))
     key, value = (part.repeat_interleave(4 // module.kv_heads, 1) for part in (key, value))

@@ -243,7 +243,7 @@ def test_words_in_the_other_letter_case_are_those_of_the_model(recipe, tmp_path,
         steps = credited(scorer, [*tokenizer.encode(spelled(text)), tokenizer.eos_id])
         assert sum(steps) == pytest.approx(scorer.model.logprob(text), abs=1e-4)
     foreign = read_arpa(made(recipe, tmp_path, ["мир", "дом"], 2))
-    with pytest.raises(CheckpointError, match="the recogniser's tokens spell 0 of its 2"):
+    with pytest.raises(CheckpointError, match="the recognizer's tokens spell 0 of its 2"):
         WordScorer(foreign, tokenizer)
 
 

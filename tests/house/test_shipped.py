@@ -45,14 +45,14 @@ def test_the_sample_recording_is_transcribed_word_for_word(beam_size):
 
 
 @pytest.mark.parametrize("lm", ["asr-lm-en", "None", "absent", "gpt-mini"])
-def test_the_command_takes_the_recogniser_s_language_model_by_name_or_none(capsys, lm):
+def test_the_command_takes_the_recognizer_s_language_model_by_name_or_none(capsys, lm):
     with pytest.raises(SystemExit) as stop:
         main(["transcribe", str(asset("sample", "speech.flac")), "-o", "-", "--format", "txt", "--lm", lm])
     out, err = capsys.readouterr()
     if lm in ("asr-lm-en", "None"):
         assert " ".join(out.split()) == asset("sample", "speech.txt").read_text().strip()
     else:
-        wrong = {"absent": "--lm absent: does not exist", "gpt-mini": "expected the recogniser's 320 tokens"}[lm]
+        wrong = {"absent": "--lm absent: does not exist", "gpt-mini": "expected the recognizer's 320 tokens"}[lm]
         assert (stop.value.code, out) == (1, "")
         assert wrong in err
 

@@ -58,7 +58,7 @@ def image(seed: int = 0) -> Image.Image:
 KINDS: dict[str, Callable[[], Checkpoint]] = {
     "clip": lambda: Checkpoint(tiny.made("clip-softmax"), Letters(), SIGHT, "tiny", {"templates": "none"}),
     "captioner": lambda: written(end=2.0),
-    "recogniser": tiny_hybrid.__wrapped__,  # which keeps what it made
+    "recognizer": tiny_hybrid.__wrapped__,  # which keeps what it made
     "whisper": lambda: load("whisper-mini"),
     "writer": byte_model,
 }
@@ -73,7 +73,7 @@ def made_as(name: str) -> Checkpoint:
 CALLS: dict[str, tuple[str, Callable[[Checkpoint, str], Any]]] = {
     "classify": ("clip", lambda given, kind: classify(image(), LABELS, model=given, compute_type=kind)),
     "caption": ("captioner", lambda given, kind: caption(image(), given, min_tokens=3, compute_type=kind)),
-    "transcribe": ("recogniser", lambda given, kind: transcribe(sound(1), given, vad_filter=False, compute_type=kind,
+    "transcribe": ("recognizer", lambda given, kind: transcribe(sound(1), given, vad_filter=False, compute_type=kind,
                                                                 no_speech_threshold=None)),
     "transcribe by Whisper": ("whisper", lambda given, kind: transcribe(asset("sample", "speech.flac"), given,
         compute_type=kind, sample_len=9, temperature=0.0, language="en", no_speech_threshold=None)),
@@ -123,7 +123,7 @@ def plain(result: Any) -> Any:
 
 
 def types_of(call: str) -> list[str]:
-    if CALLS[call][0] in ("writer", "captioner", "recogniser", "whisper") and not call.startswith("embed"):
+    if CALLS[call][0] in ("writer", "captioner", "recognizer", "whisper") and not call.startswith("embed"):
         return ["auto", "bfloat16", "int8"]
     return ["auto"] if call.startswith(("embed", "native")) else ["auto", "bfloat16"]
 
@@ -243,7 +243,7 @@ def test_who_converts_owns_what_he_gets():
 
 
 def test_a_prepared_model_is_converted_no_second_time(monkeypatch: pytest.MonkeyPatch):
-    calls = {"clip": "classify", "captioner": "caption", "recogniser": "transcribe", "writer": "generate"}
+    calls = {"clip": "classify", "captioner": "caption", "recognizer": "transcribe", "writer": "generate"}
     made = {name: prepare_for_inference(made_as(name)) for name in calls}
     monkeypatch.setattr("multimodal.inference.prepare._convert", None)
     for name, call in calls.items():
@@ -340,7 +340,7 @@ def test_nothing_keeps_a_model_or_its_tokenizer(tmp_path: Path):
         made = prepare_for_inference(given)
         run(given, "auto")
         run(made, "auto")
-        if name == "recogniser":
+        if name == "recognizer":
             transcribe(sound(1), made, vad_filter=False, lm=tmp_path / "lm", lm_bonus=0.1, beam_size=2)
         alive += map(weakref.ref, (given.model, made.model, given.tokenizer))
     lm = cuda_graphs.GraphDecoder(lm)

@@ -20,7 +20,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.loop import Loop
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
-from multimodal.train.objectives.recogniser import Recognition, joint_config
+from multimodal.train.objectives.recognizer import Recognition, joint_config
 from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
@@ -119,7 +119,7 @@ def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
 def test_a_model_of_whole_utterances_starts_one_for_streams(recipe, manifest, tmp_path):
     run(recipe, manifest, tmp_path / "whole", "--steps", "1")
     known, impulse = load_folder(tmp_path / "whole" / "out"), torch.eye(31)[15].expand(1, 32, 31)
-    chunked = recipe.rechunked(known, recipe.RecogniserModelSettings(chunk=4, dynamic=True))
+    chunked = recipe.rechunked(known, recipe.RecognizerModelSettings(chunk=4, dynamic=True))
     parts = [one.model.encoder.blocks[0].convolution for one in (known, chunked)]
     first, second = (part.depthwise(torch.nn.functional.pad(impulse, part.pad))[:, :, 15:] for part in parts)
     assert torch.allclose(first, second)  # what was heard before counts as it did
@@ -127,7 +127,7 @@ def test_a_model_of_whole_utterances_starts_one_for_streams(recipe, manifest, tm
     assert load_folder(tmp_path / "out").model.config.encoder.block.conv_causal
     known.model.config = replace(known.model.config, encoder=replace(known.model.config.encoder, near=(4, 4)))
     with pytest.raises(UsageError, match=r"--chunk 4: .* cannot have chunks: near \(4, 4\)"):
-        recipe.rechunked(known, recipe.RecogniserModelSettings(chunk=4))
+        recipe.rechunked(known, recipe.RecognizerModelSettings(chunk=4))
 
 
 @pytest.mark.parametrize(

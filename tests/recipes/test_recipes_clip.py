@@ -216,7 +216,7 @@ def test_caption_of_one_class_fits_the_classes_below_it():
 
 
 def test_augmentation_without_change_is_the_preprocessing_of_inference():
-    """Crops, colours and normalisation agree with `preprocess` when nothing is changed."""
+    """Crops, colours and normalization agree with `preprocess` when nothing is changed."""
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     draws = torch.full((1, DRAWS), 0.5)

@@ -43,7 +43,7 @@ RECIPES = {
     "match": ("finetune", "image", ["--data", "DATA", "--val", "DATA", *CLIP_16]),
     "asr": ("train_asr", "audio", ["--train", "DATA", "--valid", "DATA", *ASR]),
     "whisper": ("train_whisper", "audio", ["--train", "DATA", "--valid", "DATA", "--language", "en", *WHISPER]),
-    "recognise": ("finetune", "audio", ["--model", "asr-conformer-en", "--data", "DATA", "--val", "DATA"]),
+    "recognize": ("finetune", "audio", ["--model", "asr-conformer-en", "--data", "DATA", "--val", "DATA"]),
     "transcribe": ("finetune", "audio", ["--model", "whisper-mini", "--data", "DATA"]),
 }  # fmt: skip
 

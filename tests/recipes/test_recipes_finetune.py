@@ -28,7 +28,7 @@ from multimodal.train.objectives.contrastive_model import TEMPLATES, Contrastive
 from multimodal.train.objectives.finetune import speech
 from multimodal.train.objectives.finetune.images import classify
 from multimodal.train.objectives.finetune.job import FinetuningData
-from multimodal.train.objectives.recogniser import joint_config
+from multimodal.train.objectives.recognizer import joint_config
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
@@ -172,7 +172,7 @@ def test_a_whole_clip_learns_templated_captions(recipe, clip, squares, tmp_path)
     assert "logit_scale" not in changed(load_folder(clip).model, load_folder(tmp_path / "out").model)
 
 
-def test_a_recogniser_goes_on_with_its_tokenizer(recipe, manifest, tmp_path):
+def test_a_recognizer_goes_on_with_its_tokenizer(recipe, manifest, tmp_path):
     tokenizer = BytePairTokenizer.train([" low high", " high low"], 270, lowercase=True)
     torch.manual_seed(0)
     model = ConformerCTC(joint_config(tokenizer.vocab_size, 32, 2, 1, 20, 0.0))
@@ -285,7 +285,7 @@ def test_unknown_parts_are_named(settings, message):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--task", "recognise"], "--task recognise: not for a clip, which can do match or classify"),
+    (["--task", "recognize"], "--task recognize: not for a clip, which can do match or classify"),
     (["--model", "{text}"], "text: expected a ViT, CLIP, Whisper or Conformer, got text"),
     (["--model", "none-such"], "model 'none-such': neither a path nor a known model"),
     (["--task", "classify", "--data", "{flat}"], "flat: its items have no classes"),

@@ -254,8 +254,8 @@ def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypa
     assert line in last
 
 
-def test_a_language_model_of_transcripts_fits_the_beams_of_the_recogniser(load_recipe, tmp_path):
-    """Texts of manifests and files, as a recogniser writes them, in its tokens."""
+def test_a_language_model_of_transcripts_fits_the_beams_of_the_recognizer(load_recipe, tmp_path):
+    """Texts of manifests and files, as a recognizer writes them, in its tokens."""
     rows = [json.dumps({"audio_filepath": "a.wav", "text": text}) for text in ("The cat, it's HERE.", "... !", "two")]
     (tmp_path / "said.jsonl").write_text("\n".join(rows))
     (tmp_path / "text.txt").write_text("A dog ran.\n\nTwo men ate fish.\n" * 8)

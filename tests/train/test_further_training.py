@@ -52,9 +52,9 @@ def any_to_text(recipes, own: dict[str, Any]) -> Checkpoint:
     return recipe.initial(recipe.AnyRun((), OUT, init="any-mini", model=AnySettings(**own)), [])
 
 
-def recogniser(recipes, own: dict[str, Any]) -> Checkpoint:
+def recognizer(recipes, own: dict[str, Any]) -> Checkpoint:
     recipe = recipes("train_asr")
-    return recipe.begin(recipe.RecogniserRun(**ASR, model=recipe.RecogniserModelSettings(**own)), [])
+    return recipe.begin(recipe.RecognizerRun(**ASR, model=recipe.RecognizerModelSettings(**own)), [])
 
 
 def captioner(recipes, own: dict[str, Any]) -> Checkpoint:
@@ -76,7 +76,7 @@ CASES = [
     (whisper, "whisper-mini", {"dropout": 0.3}, {"encoder.stack.block.dropout", "decoder.stack.block.dropout"}),
     (embedder, "sentence-mini", {"dropout": 0.3}, {"stem_dropout", "stack.block.dropout"}),
     (any_to_text, "any-mini", {"dropout": 0.3}, {"decoder.stack.block.dropout"}),
-    (recogniser, "asr-conformer-en", {"drop_path": 0.3}, {"encoder.drop_path"}),
+    (recognizer, "asr-conformer-en", {"drop_path": 0.3}, {"encoder.drop_path"}),
     (captioner, "captioner-mini", {"dropout": 0.3, "drop_path": 0.3},
      {"decoder.stack.block.dropout", "image.stack.drop_path"}),
     (coca_again, None, {"dropout": 0.3, "drop_path": 0.3},
@@ -107,7 +107,7 @@ def test_dropout_is_that_of_the_flag_or_the_models_own(load_recipe, begin, name,
     (translator, {"width": 64}), (translator, {"grouped": (0, 1), "groups": ("en,de", "fr,cs")}),
     (clip, {"layers": 12}),
     (clip, {"text_width": 64}), (whisper, {"hidden": 2}), (embedder, {"width": 64}), (any_to_text, {"layers": 2}),
-    (any_to_text, {"image_layers": 1}), (recogniser, {"decoder_layers": 1}), (captioner, {"encoder_layers": 2}),
+    (any_to_text, {"image_layers": 1}), (recognizer, {"decoder_layers": 1}), (captioner, {"encoder_layers": 2}),
     (coca_again, {"queries": 4}),
 ])  # fmt: skip
 def test_other_sizes_than_the_models_are_refused(load_recipe, begin, size):

@@ -283,7 +283,7 @@ def test_without_their_configuration_they_are_refused(capsys, folders, tmp_path)
 def test_no_family_takes_the_model_of_another(capsys, folders, tmp_path):
     """A CoCa is a CLIP, and a BLIP a captioner as any, but not in their tables."""
     made = case("OpenCLIP CoCa")
-    assert [f.name for f in families().values() if f.recognises(made.tensors, made.config)] == ["open_clip-coca"]
+    assert [f.name for f in families().values() if f.recognizes(made.tensors, made.config)] == ["open_clip-coca"]
     plain = Checkpoint(tiny("captioner"))
     with pytest.raises(CheckpointError, match=r"export: .* needs 'decoder\.norm\.weight', which the"):
         families()["blip"].export(plain.model)

@@ -1,4 +1,4 @@
-"""Every family of foreign checkpoints: recognised alone, exact through our folder and back, faults named."""
+"""Every family of foreign checkpoints: recognized alone, exact through our folder and back, faults named."""
 
 import re
 
@@ -7,7 +7,7 @@ import torch
 
 from multimodal.errors import CheckpointError
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
-from multimodal.weights.load import families, recognise
+from multimodal.weights.load import families, recognize
 from tests.helpers.references import any_to_text, decoders, encoders, seq2seq, speech, vision
 from tests.helpers.references.captions import CAPTIONERS
 
@@ -23,10 +23,10 @@ def family_of(made):
 
 @pytest.mark.ci
 @every_case
-def test_a_file_is_recognised_as_its_family_alone_and_exported_exactly(references, name, tmp_path):
+def test_a_file_is_recognized_as_its_family_alone_and_exported_exactly(references, name, tmp_path):
     made = references.case(name)
     family = family_of(made)
-    assert recognise(made.tensors, made.config, "file").name == family.name
+    assert recognize(made.tensors, made.config, "file").name == family.name
     model = family.load(made.tensors, made.config, "file").model
     save_folder(Checkpoint(model), tmp_path / "ours")
     read = load_folder(tmp_path / "ours").model

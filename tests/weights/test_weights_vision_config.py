@@ -22,7 +22,7 @@ from multimodal.tokens.image.preprocessing import (
 )
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.weights.folder import build
-from multimodal.weights.load import load, recognise
+from multimodal.weights.load import load, recognize
 from multimodal.weights.table import export_tensors
 from multimodal.weights.vision import clip_hf, clip_openai, open_clip_trunk, siglip, vit_timm
 from multimodal.weights.vision.image_processor import preprocessing
@@ -59,7 +59,7 @@ def test_architectures_of_open_clip_have_its_names_and_shapes(family, architectu
     kind = open_clip.model.CustomTextCLIP if architecture.startswith(CUSTOM) else open_clip.model.CLIP
     with undrawn():
         theirs = kind(**{key: value for key, value in record.items() if key != "custom_text"}).state_dict()
-    made = recognise(theirs, record, "file")
+    made = recognize(theirs, record, "file")
     assert made.name == family
     config = made.config_from(record, theirs)
     ours = export_tensors(made.rows(config), build(made.model, config).state_dict())
@@ -105,7 +105,7 @@ def test_a_text_tower_of_hugging_face_is_named(text):
     config = {"model_cfg": {"vision_cfg": {"width": 8}, "text_cfg": {"hf_model_name": text}}}
     named = f"OpenCLIP with text_cfg.hf_model_name '{text}'" if text else "OpenCLIP"
     with pytest.raises(CheckpointError, match=rf"file: unknown format \({named}; 1 tensors such as text\.proj"):
-        recognise({"text.proj.weight": torch.zeros(1)}, config, "file")
+        recognize({"text.proj.weight": torch.zeros(1)}, config, "file")
 
 
 def test_the_two_numbers_of_a_clip_may_have_an_axis():
@@ -346,4 +346,4 @@ def test_timms_preprocessing_is_known_by_its_tag_alone():
 def test_a_trunk_that_is_no_vit_is_named():
     config = {"model_cfg": {"vision_cfg": {"timm_model_name": "convnext_base"}}}
     with pytest.raises(CheckpointError, match=r"file: unknown format \(convnext_base; 1 tensors such as visual\.trunk"):
-        recognise({"visual.trunk.stem.0.weight": torch.zeros(1)}, config, "file")
+        recognize({"visual.trunk.stem.0.weight": torch.zeros(1)}, config, "file")

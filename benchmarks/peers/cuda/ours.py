@@ -20,11 +20,11 @@ from multimodal.weights.folder import Checkpoint
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
 
 
-def recogniser(
+def recognizer(
     folder: Path, device: str, batch: int, seconds: float, kind: str, compiled: bool = False, tiny: bool = False
 ) -> Callable[[], Tensor]:
     """From samples to tokens; returns some of the logits."""
-    plain = conformer(load_file(folder / "recogniser.safetensors"), **peer.sizes(tiny))
+    plain = conformer(load_file(folder / "recognizer.safetensors"), **peer.sizes(tiny))
     model = prepare_for_inference(Checkpoint(plain, source="random Conformer"), kind, device).model
     waves = list(peer.waves(folder, device))
     if compiled:

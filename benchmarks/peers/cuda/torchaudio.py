@@ -52,9 +52,9 @@ class CudaConformer(nn.Module):
 
 
 def prepare(folder: Path, device: str, batch: int, seconds: float, tiny: bool = False) -> None:
-    """`recogniser.safetensors`, and `waves.safetensors`: noise [B samples]."""
+    """`recognizer.safetensors`, and `waves.safetensors`: noise [B samples]."""
     torch.manual_seed(0)
-    save_file(CudaConformer(**sizes(tiny)).state_dict(), folder / "recogniser.safetensors")
+    save_file(CudaConformer(**sizes(tiny)).state_dict(), folder / "recognizer.safetensors")
     save_file({"waves": 0.1 * torch.randn(batch, round(seconds * RATE))}, folder / "waves.safetensors")
 
 
@@ -62,7 +62,7 @@ def waves(folder: Path, device: str) -> Tensor:
     return load_file(folder / "waves.safetensors")["waves"].to(device)
 
 
-def recogniser(
+def recognizer(
     folder: Path, device: str, batch: int, seconds: float, kind: str, compiled: bool = False, tiny: bool = False
 ) -> Callable[[], Tensor]:
     """Compute the best path's tokens; return some of the logits."""
@@ -70,7 +70,7 @@ def recogniser(
 
     dtype, audio = getattr(torch, kind), waves(folder, device)
     model = CudaConformer(**sizes(tiny)).eval().requires_grad_(False)
-    model.load_state_dict(load_file(folder / "recogniser.safetensors"))
+    model.load_state_dict(load_file(folder / "recognizer.safetensors"))
     model = model.to(device, dtype)
     called = torch.compile(model) if compiled else model
     mel = MelSpectrogram(RATE, 512, 400, 160, n_mels=BANDS, norm="slaney", mel_scale="slaney", center=False).to(device)

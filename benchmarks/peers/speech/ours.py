@@ -1,4 +1,4 @@
-"""Our Whisper, from our checkpoint folder, and the shipped recogniser."""
+"""Our Whisper, from our checkpoint folder, and the shipped recognizer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +91,6 @@ def calls(
 
 
 def conformer(folder: Path, device: str, file: str, **other: Any) -> Callable[[], str]:
-    """The shipped recogniser with CTC's best path."""
+    """The shipped recognizer with CTC's best path."""
     made = prepare_for_inference(load("asr-conformer-en"), device=device)
     return lambda: transcribe(folder / file, made, beam_size=1)["text"]

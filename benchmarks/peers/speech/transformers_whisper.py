@@ -52,7 +52,7 @@ def end_to_end(folder: Path, device: str, tokens: int, **other: Any) -> Callable
 
     logging.set_verbosity_error()
     model = loaded(folder, device)
-    recogniser = pipeline(
+    recognizer = pipeline(
         "automatic-speech-recognition", model, device=device,
         feature_extractor=WhisperFeatureExtractor.from_pretrained(folder / "transformers"),
         tokenizer=WhisperTokenizer.from_pretrained(folder / "transformers"),
@@ -68,7 +68,7 @@ def end_to_end(folder: Path, device: str, tokens: int, **other: Any) -> Callable
 
     def run() -> list[int]:
         seen.clear()
-        recogniser(str(folder / "speech.wav"), generate_kwargs=options)
+        recognizer(str(folder / "speech.wav"), generate_kwargs=options)
         ids = seen[0]["tokens"] if isinstance(seen[0], dict) else seen[0]
         return expect(ids[0].tolist()[-tokens:], tokens)
 

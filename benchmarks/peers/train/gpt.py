@@ -47,7 +47,7 @@ def made(name: str, vocabulary: int, tiny: bool = False) -> nn.Module:
 
 
 def prepare(folder: Path, device: str, name: str, batch: int, vocabulary: int, tiny: bool = False) -> None:
-    """`weights.safetensors` as transformers initialises them, `batch.safetensors`: ids and targets [B T], noise."""
+    """`weights.safetensors` as transformers initializes them, `batch.safetensors`: ids and targets [B T], noise."""
     torch.manual_seed(0)
     weights = made(name, vocabulary, tiny).state_dict()
     save_file({key: weights[key].clone() for key in weights if key != "lm_head.weight"}, folder / "weights.safetensors")

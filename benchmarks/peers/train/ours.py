@@ -14,7 +14,7 @@ from multimodal.train.objective import Objective
 from multimodal.train.objectives.augment_speech import SpeechBatch
 from multimodal.train.objectives.classify import ImageClassBatch, SoftTargets
 from multimodal.train.objectives.contrastive import Contrastive, Pairs
-from multimodal.train.objectives.recogniser import Recognition
+from multimodal.train.objectives.recognizer import Recognition
 from multimodal.train.objectives.text.language import Language
 from multimodal.train.optim import OptimSettings
 from multimodal.train.settings import LoopSettings

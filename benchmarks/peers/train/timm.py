@@ -33,7 +33,7 @@ def encoder(folder: Path, device: str, kind: str, **sizes: Any) -> Callable[[], 
 
 
 def prepare(folder: Path, device: str, name: str, batch: int, image: int, tiny: bool = False) -> None:
-    """`weights.safetensors` as timm initialises them, `batch.safetensors`: pixels [B 3 S S] of noise,
+    """`weights.safetensors` as timm initializes them, `batch.safetensors`: pixels [B 3 S S] of noise,
     targets [B 1000] of smoothed labels after mixup."""
     torch.manual_seed(0)
     save_file(made(name, image, tiny).state_dict(), folder / "weights.safetensors")

@@ -29,7 +29,7 @@ class TorchaudioConformer(nn.Module):
 
 
 def prepare(folder: Path, device: str, name: str, batch: int, frames: int, layers: int = 0, tiny: bool = False) -> None:
-    """`weights.safetensors` as PyTorch initialises them, `batch.safetensors`: features [B F D] of noise in place of the
+    """`weights.safetensors` as PyTorch initializes them, `batch.safetensors`: features [B F D] of noise in place of the
     stem's output, of equal length since torchaudio's convolutions see padding; ids [B F/8]."""
     torch.manual_seed(0)
     save_file(TorchaudioConformer(name, layers, tiny).state_dict(), folder / "weights.safetensors")

@@ -1,4 +1,4 @@
-"""JPEG files to normalised pixels by open_clip's transform (torchvision), and Pillow's decoder alone."""
+"""JPEG files to normalized pixels by open_clip's transform (torchvision), and Pillow's decoder alone."""
 
 import random
 from collections.abc import Callable

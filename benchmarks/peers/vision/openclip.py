@@ -23,7 +23,7 @@ def sizes(tiny: bool) -> dict[str, Any]:
 
 
 def made(name: str, tiny: bool = False) -> nn.Module:
-    """The model as open_clip initialises it."""
+    """The model as open_clip initializes it."""
     logging.disable(logging.WARNING)  # it warns about missing pretrained weights
     import open_clip
 
@@ -37,7 +37,7 @@ def loaded(folder: Path, name: str, tiny: bool = False) -> nn.Module:
 
 
 def prepare(folder: Path, device: str, name: str, batch: int = 1, tiny: bool = False) -> None:
-    """`open_clip.safetensors`, and `pixels.safetensors` of normalised noise."""
+    """`open_clip.safetensors`, and `pixels.safetensors` of normalized noise."""
     torch.manual_seed(0)
     save_file({key: value.contiguous() for key, value in made(name, tiny).state_dict().items()},
               folder / "open_clip.safetensors")  # fmt: skip

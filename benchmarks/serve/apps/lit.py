@@ -1,4 +1,4 @@
-"""LitServe with our recogniser, in batches of 8: python -m benchmarks.serve.apps.lit PORT."""
+"""LitServe with our recognizer, in batches of 8: python -m benchmarks.serve.apps.lit PORT."""
 
 import base64
 import sys
@@ -9,7 +9,7 @@ import litserve
 import multimodal
 
 
-class Recogniser(litserve.LitAPI):
+class Recognizer(litserve.LitAPI):
     def setup(self, device: str) -> None:
         self.model = multimodal.Transcriber("asr-conformer-en", compute_type="float32", batch_size=8)
 
@@ -30,5 +30,5 @@ class Recogniser(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Recogniser(max_batch_size=8, batch_timeout=0.01), accelerator="cpu")
+    server = litserve.LitServer(Recognizer(max_batch_size=8, batch_timeout=0.01), accelerator="cpu")
     server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, log_level="warning")

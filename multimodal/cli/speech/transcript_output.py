@@ -91,7 +91,7 @@ class TranscriptOutput:
             causes, speaker = {span["reason"] for span in one.get("skipped", ())} - {"silence"}, one.get("speaker")
             if causes and speaker not in heard:
                 who = "" if speaker is None else f"{speaker}: "
-                self._warn(source, f"{who}no speech recognised ({', '.join(sorted(causes))})")
+                self._warn(source, f"{who}no speech recognized ({', '.join(sorted(causes))})")
         if spans:  # listed with its times above
             self.held = [text for text in self.held if not text.startswith(f"{source}:")]
 

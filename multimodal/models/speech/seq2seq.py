@@ -1,4 +1,4 @@
-"""Bases of recognisers with a text decoder: all, and those without CTC."""
+"""Bases of recognizers with a text decoder: all, and those without CTC."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class SpeechModel(nn.Module):
 
 
 class SpeechSeq2Seq(SpeechModel):
-    """Recogniser without CTC. `config` has `end_id`, of the end of a text."""
+    """Recognizer without CTC. `config` has `end_id`, of the end of a text."""
 
     def forward(
         self, features: Float[Tensor, "B F *M"], lengths: Int[Tensor, "B"], ids: Int[Tensor, "B L"]

@@ -85,7 +85,7 @@ class WaveConvolution(nn.Module):
         return F.gelu(x), lengths
 
     def _over_time(self, x: Float[Tensor, "B D S"], lengths: Int[Tensor, "B"]) -> Float[Tensor, "B D S"]:
-        """Each channel normalised over the frames that are no padding."""
+        """Each channel normalized over the frames that are no padding."""
         weight = padding(lengths, x.shape[-1])[:, None].to(x.dtype)
         count = lengths[:, None, None]
         mean = (x * weight).sum(-1, keepdim=True) / count

@@ -23,7 +23,7 @@ HEADERS = {"content-security-policy": POLICY, "x-content-type-options": "nosniff
 @router.get("/v1/models")
 @router.get("/v1/models/", include_in_schema=False)
 async def models(request: Request) -> dict[str, Any]:
-    """The models, with the tasks of each, the media of a chat and the languages among which a recogniser chooses; the
+    """The models, with the tasks of each, the media of a chat and the languages among which a recognizer chooses; the
     first of a task answers where none is named."""
     served = server_of(request).models
     served.check()

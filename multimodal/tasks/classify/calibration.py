@@ -4,7 +4,7 @@ Temperature scaling (Guo et al. 2017, On Calibration of Modern Neural Networks, 
 keeps the order. Platt scaling (Platt 1999, Probabilistic Outputs for Support Vector Machines): sigmoid(a · log-odds +
 b) of each label alone, with a and b shared or per label, so that all scores may be low for an image of something else.
 The log-odds are log p / (1 - p) of the model's softmax (calibrating cosines alone had twice the error), or the logit of
-a model trained with the sigmoid loss. Both minimise the negative log likelihood by L-BFGS in float64."""
+a model trained with the sigmoid loss. Both minimize the negative log likelihood by L-BFGS in float64."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -76,13 +76,13 @@ def fitted(kind: str, loss: str, logits: Float[Tensor, "N C"], classes: Int[Tens
     if kind == "temperature":
         known = classes >= 0
         logits, classes = logits[known].double(), classes[known]
-        (log_scale,) = _minimise(lambda x: F.cross_entropy(logits * x[0].exp(), classes), torch.zeros(1, 1).double())
+        (log_scale,) = _minimize(lambda x: F.cross_entropy(logits * x[0].exp(), classes), torch.zeros(1, 1).double())
         return log_scale.exp(), torch.zeros_like(log_scale)
     odds = log_odds(loss, logits)
     own = classes[:, None] == torch.arange(odds.shape[1])
     targets = _platt_targets(own, kind == "platt-per-label")
     start = torch.tensor([[1.0], [0.0]]).double().expand(2, targets.shape[1] if kind == "platt-per-label" else 1)
-    scale, offset = _minimise(lambda x: F.binary_cross_entropy_with_logits(odds * x[0] + x[1], targets), start)
+    scale, offset = _minimize(lambda x: F.binary_cross_entropy_with_logits(odds * x[0] + x[1], targets), start)
     return scale, offset
 
 
@@ -176,7 +176,7 @@ def _platt_targets(own: Bool[Tensor, "N C"], by_label: bool) -> Float[Tensor, "N
     return torch.where(own, (yes + 1) / (yes + 2), 1 / (no + 2))
 
 
-def _minimise(loss: Callable[[Tensor], Tensor], start: Float[Tensor, "P K"]) -> Float[Tensor, "P K"]:
+def _minimize(loss: Callable[[Tensor], Tensor], start: Float[Tensor, "P K"]) -> Float[Tensor, "P K"]:
     with torch.inference_mode(False), torch.enable_grad():  # inputs may be inference tensors
         x = start.clone().requires_grad_()
         steps = torch.optim.LBFGS([x], max_iter=500, tolerance_grad=1e-9, tolerance_change=1e-12,

@@ -71,7 +71,7 @@ class ZeroShotClassifier(ImageClassifier):
 
     @inference_mode()
     def _label_vectors(self) -> Float[Tensor, "C D"]:
-        """Normalise, mean over templates, normalise, as CLIP_benchmark does."""
+        """Normalize, mean over templates, normalize, as CLIP_benchmark does."""
         self.checkpoint.required_tokenizer()
         prompts = prompts_of(self.labels, self.templates)
         check_texts(self.labels, prompts, self.tokenizer)

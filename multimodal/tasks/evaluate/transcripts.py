@@ -46,7 +46,7 @@ class TranscribedItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Utterance:
-    """The edits that turn the normalised words wanted into those found, as few as can be."""
+    """The edits that turn the normalized words wanted into those found, as few as can be."""
 
     key: int
     name: str

@@ -86,7 +86,7 @@ class Index:
         self, vectors: Float[Tensor, "Q D"], top: int = SearchOptions.top.default, exact_search: bool = False
     ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
         """Cosines and rows of the nearest images, best first; K is `top`, or the number of images. Queries are
-        normalised first. `exact_search` compares every row. Raises UsageError for vectors of another width."""
+        normalized first. `exact_search` compares every row. Raises UsageError for vectors of another width."""
         if vectors.shape[1] != self.record.dimension:
             raise UsageError(
                 f"{self.folder}: expected vectors of {self.record.dimension} numbers (got {vectors.shape[1]})"

@@ -175,7 +175,7 @@ class SpeechDecodingOptions(OptionSet):
     attention decoder or a language model, whose error rate is a third to a half lower, else 1; without the decoder a
     beam is a CTC prefix beam.
 
-    `lm`: a shipped model or a checkpoint folder of a causal text model with the recogniser's tokens, or an ARPA file
+    `lm`: a shipped model or a checkpoint folder of a causal text model with the recognizer's tokens, or an ARPA file
     (.arpa, .arpa.gz), which each call reads again, or what `with_language_model` has loaded of it for several calls. A
     model's card may name a shipped one, with its weight and bonus; None: none. A window has no text
     where the CTC's probability of an empty one is above `no_speech_threshold`, the average log-probability under

@@ -47,7 +47,7 @@ MOST_AHEAD = 8  # recordings decoded ahead of the model
 
 
 class Transcriber(LoadedModel):
-    """Speech recogniser: loads a speech model once.
+    """Speech recognizer: loads a speech model once.
 
     `options`: those of `WhisperOptions` or, for other models, `RecognizerOptions`. Up to `batch_size` recordings, or
     independent windows of one, are decoded together; the text does not depend on it. `device`: `auto` is a GPU if there

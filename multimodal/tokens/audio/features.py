@@ -37,7 +37,7 @@ def _padded(waves: list[Tensor], least: int) -> tuple[Float[Tensor, "B T"], Int[
 def normalized_filterbank(
     waves: list[Float[Tensor, "_"]], bands: int = 80
 ) -> tuple[Float[Tensor, "B F M"], Int[Tensor, "B"]]:
-    """NeMo's features: pre-emphasis, ln mel power of centred windows, and each band normalised over its recording
+    """NeMo's features: pre-emphasis, ln mel power of centred windows, and each band normalized over its recording
     (AudioToMelSpectrogramPreprocessor, `normalize: per_feature`). F = ⌊T / 160⌋; audio under 20 ms is zero-padded."""
     rows, lengths = _padded(waves, 2 * HOP)  # a deviation needs two frames
     inside = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]

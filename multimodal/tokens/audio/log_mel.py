@@ -1,6 +1,6 @@
 """Audio features: Whisper's log-mel spectrogram, the Conformer's filterbank, and SpecAugment.
 
-Both features share the mel scale (Slaney's, as in librosa) and framing; they differ in padding and normalisation. Audio
+Both features share the mel scale (Slaney's, as in librosa) and framing; they differ in padding and normalization. Audio
 is mono at 16 kHz, with 25 ms windows (400 samples) and 10 ms hops (160).
 """
 

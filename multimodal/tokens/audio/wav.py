@@ -1,4 +1,4 @@
-"""The usual WAV file of a recogniser, one channel of 16 bits, read without FFmpeg, which takes 40 times as long."""
+"""The usual WAV file of a recognizer, one channel of 16 bits, read without FFmpeg, which takes 40 times as long."""
 
 import struct
 from contextlib import suppress

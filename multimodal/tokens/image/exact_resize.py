@@ -1,4 +1,4 @@
-"""Resizing, cropping and normalisation in one compiled pass, to the bit as Pillow and NumPy do them.
+"""Resizing, cropping and normalization in one compiled pass, to the bit as Pillow and NumPy do them.
 
 Pillow resizes with weights of 22 bits in integers, along one axis after the other. It takes columns first, but from
 release 13 on rows where the height shrinks by more than twice the pixels that the width does (pull request 9549)."""
@@ -95,7 +95,7 @@ def _levels(mean: float, std: float) -> Float32[np.ndarray, "256"]:
 
 
 def _loaded(build: bool) -> Resize | None:
-    """The function that writes an image's normalised pixels, checked against this Pillow."""
+    """The function that writes an image's normalized pixels, checked against this Pillow."""
     if platform.machine() not in ("x86_64", "AMD64"):  # elsewhere Pillow's compiler may fuse sums of weights
         return None
     library = load_compiled([SOURCE], "the resizing of images", "images are resized by Pillow alone", FLAGS, build)

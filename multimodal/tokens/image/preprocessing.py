@@ -99,7 +99,7 @@ class Preprocessing:
 def preprocess(
     image: Image.Image, record: Preprocessing, out: Float32[np.ndarray, "3 H W"] | None = None
 ) -> Float[Tensor, "3 H W"]:
-    """Resize, crop or pad to `record.size` and normalise: (rgb / 255 - mean) / std, written to `out` if given.
+    """Resize, crop or pad to `record.size` and normalize: (rgb / 255 - mean) / std, written to `out` if given.
 
     Equals open_clip's `image_transform_v2(is_train=False)` for all resize modes, and timm's
     `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". Raises ImageError.

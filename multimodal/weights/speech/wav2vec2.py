@@ -1,6 +1,6 @@
 """wav2vec 2.0, HuBERT and WavLM with a CTC head, in Hugging Face's names.
 
-Traps: the blank is the padding token, often the first output; whether samples are normalised stands in
+Traps: the blank is the padding token, often the first output; whether samples are normalized stands in
 `preprocessor_config.json` alone; WavLM's table of distances is in its first layer, for all layers."""
 
 import warnings
@@ -58,7 +58,7 @@ def _config(config: dict[str, Any], tensors: Tensors) -> ConformerCTCConfig:
 
 def _features(stated: dict[str, Any]) -> str:
     if "do_normalize" not in stated:
-        raise CheckpointError(f"needs {PREPROCESSOR}, which says whether samples are normalised")
+        raise CheckpointError(f"needs {PREPROCESSOR}, which says whether samples are normalized")
     if stated.get("sampling_rate", 16000) != 16000:
         raise CheckpointError(f"{PREPROCESSOR}: sampling_rate must be 16000 (got {stated['sampling_rate']!r})")
     return "normalized_wave" if stated["do_normalize"] else "wave"

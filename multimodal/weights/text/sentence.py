@@ -1,4 +1,4 @@
-"""Settings of a sentence-transformers folder: pooling, projections, normalisation, prompts and the longest text."""
+"""Settings of a sentence-transformers folder: pooling, projections, normalization, prompts and the longest text."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def sentence_length(folder: Path, context: int) -> int:
 
 
 def lowers(folder: Path) -> bool:
-    """Return True if texts get lower case before the tokenizer's own normalisation."""
+    """Return True if texts get lower case before the tokenizer's own normalization."""
     return bool(_settings(folder).get("do_lower_case"))
 
 

@@ -33,7 +33,7 @@ def _with_experts(c: dict[str, Any], side: str, tower: TextConfig) -> TextConfig
     ):
         if type(value) is not int or not 1 <= value <= (most or value):
             raise CheckpointError(f"config.json: {key} must be 1 to {most or 'any number'} (got {value!r})")
-    experts = ExpertsConfig(count, 1, normalised=False, capacity=capacity, every=layers // sparse)
+    experts = ExpertsConfig(count, 1, normalized=False, capacity=capacity, every=layers // sparse)
     return replace(tower, stack=replace(tower.stack, block=replace(tower.stack.block, experts=experts)))
 
 

@@ -51,7 +51,7 @@ CANARY = {
 CASES = [*PARAKEET, *WAV2VEC2, "moonshine", "canary"]
 
 
-def randomised(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
+def randomized(model: nn.Module, seed: int = 0, scale: float = 0.2) -> nn.Module:
     """Every weight random, buffers too, so that a swapped or forgotten tensor shows."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def _wave(name: str) -> SimpleNamespace:
 
     kind, more, normalize = WAV2VEC2[name]
     config = getattr(transformers, f"{kind}Config")(**WAVE | more)
-    model = randomised(getattr(transformers, f"{kind}ForCTC")(config))
+    model = randomized(getattr(transformers, f"{kind}ForCTC")(config))
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     beside = {"preprocessor_config.json": {"do_normalize": normalize, "sampling_rate": 16000}}
     return SimpleNamespace(model=model, config=config.to_dict() | beside, tensors=tensors, family=name.split()[0],
@@ -84,14 +84,14 @@ def case(name: str) -> SimpleNamespace:
     if name in ("moonshine", "canary"):
         kind, sizes = ("Moonshine", MOONSHINE) if name == "moonshine" else ("Canary", CANARY)
         config = getattr(transformers, f"{kind}Config")(**sizes)
-        model = randomised(getattr(transformers, f"{kind}ForConditionalGeneration")(config))
+        model = randomized(getattr(transformers, f"{kind}ForConditionalGeneration")(config))
         tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         return SimpleNamespace(model=model, config=config.to_dict(), tensors=tensors, family=name)
     kind, sizes, encoder = PARAKEET[name]
     config = getattr(transformers, f"Parakeet{kind}Config")(
         encoder_config=ENCODER | {"subsampling_factor": 8} | encoder, **sizes
     )
-    model = randomised(getattr(transformers, f"ParakeetFor{kind}")(config))
+    model = randomized(getattr(transformers, f"ParakeetFor{kind}")(config))
     if kind != "CTC":  # a text that depends on the sound and on itself
         model.generation_config.decoder_start_token_id = 12
         with torch.no_grad():

@@ -41,7 +41,7 @@ def test_figures_are_those_of_jiwer_over_the_corpus():
         assert [edit.wanted for edit in one.edits if edit.wanted] == wanted.split()
         assert [edit.found for edit in one.edits if edit.found] == found.split()
     rounded = {"wer": round(result.wer, 4), "cer": round(result.cer, 4)}
-    assert rounded == word_errors(*texts, language="de")  # letters pass the basic normaliser as they are
+    assert rounded == word_errors(*texts, language="de")  # letters pass the basic normalizer as they are
 
 
 def test_speed_is_sound_over_computing():
@@ -69,7 +69,7 @@ def test_errors_by_kind_and_the_worst_first():
     assert [one.name[-1] for one in result.worst()] == ["3", "2", "1", "4"]
 
 
-def test_the_normaliser_is_that_of_the_language_and_is_named():
+def test_the_normalizer_is_that_of_the_language_and_is_named():
     pair = ("It's two colours!", "it is 2 colors")
     english, german = evaluation(pair), evaluation(pair, language="de")
     assert (english.wer, english.normalizer) == (0, "whisper english")

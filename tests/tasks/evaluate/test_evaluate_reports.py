@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_costs_the_report_alone(capsys, models, captions, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_words_find_their_times_though_the_normaliser_changes_them():
+def test_words_find_their_times_though_the_normalizer_changes_them():
     spoken = [(" Mr.", 0.1), (" Quilter", 0.5), (" um", 0.9), (" can't", 1.0), (" pay", 1.5), (" twenty", 2.0),
               (" dollars", 2.5)]  # fmt: skip
     normal = normalizer("english")

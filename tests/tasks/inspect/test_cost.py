@@ -300,5 +300,5 @@ def test_what_cannot_be_counted_is_refused():
             counts(VIT, seconds=seconds)
 
 
-def test_a_recogniser_whose_chunks_are_drawn_in_training_is_counted():
+def test_a_recognizer_whose_chunks_are_drawn_in_training_is_counted():
     assert counts(load("asr-conformer-en").model)["parameters"]["total"] > 3_000_000

@@ -226,7 +226,7 @@ def test_a_channel_without_speech_is_told(say, fake, clips, tmp_path):
     for segment in fake.results["a"]["segments"]:
         segment["speaker"] = "channel 2"
     err = say(clips, "-o", tmp_path / "out")[2]
-    assert err == f"multimodal: warning: {clips / 'a.wav'}: channel 1: no speech recognised (unlikely)\n"
+    assert err == f"multimodal: warning: {clips / 'a.wav'}: channel 1: no speech recognized (unlikely)\n"
 
 
 def test_a_recording_that_ends_early_is_transcribed_with_a_warning(say, models, tmp_path):

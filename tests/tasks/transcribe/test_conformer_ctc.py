@@ -286,6 +286,6 @@ def test_each_word_begins_once(joint):
 def test_an_unfit_language_model_is_refused(joint, tmp_path):
     save_folder(Checkpoint(tiny_lm(50)), tmp_path / "other")
     save_folder(joint, tmp_path / "joint")
-    for name, message in (("other", "expected the recogniser's"), ("joint", "expected a causal text model")):
+    for name, message in (("other", "expected the recognizer's"), ("joint", "expected a causal text model")):
         with pytest.raises(CheckpointError, match=message):
             decode_windows([sound(1)], joint, SpeechDecodingOptions(lm=tmp_path / name))

@@ -23,7 +23,7 @@ from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tokens.audio.pcm import PcmReader
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
 from multimodal.tokens.text.bytepair import BytePairTokenizer
-from multimodal.train.objectives.recogniser import joint_config
+from multimodal.train.objectives.recognizer import joint_config
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 from tests.helpers.data.sets import wav

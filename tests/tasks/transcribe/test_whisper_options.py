@@ -62,7 +62,7 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
         ({"beam_size": 0}, r"beam_size must be an integer of at least 1 \(got 0\)"),
         ({"beam_size": 2.5}, "beam_size must be an integer .*2.5"),
         ({"best_of": True}, "best_of"),
-        ({"task": "summarise"}, "summarise"),
+        ({"task": "summarize"}, "summarize"),
         ({"language": "klingon"}, "^language 'klingon' is not one of Whisper's 100"),
         ({"languages": []}, "languages needs at least one"),
         ({"language": "en", "languages": "de,fr"}, "language 'en' is not one of"),

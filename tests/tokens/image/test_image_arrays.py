@@ -80,7 +80,7 @@ WRONG = {
     "bool": (np.zeros((4, 4), bool), "uint8, uint16 or floats in [0, 1] (got bool)"),
     "int64": (torch.zeros(3, 4, 4, dtype=torch.long), "uint8, uint16 or floats in [0, 1] (got int64)"),
     "0 to 255 as floats": (np.full((4, 4, 3), 128.0), "floats must be in [0, 1] (got 128 to 128)"),
-    "normalised": (np.full((4, 4, 3), -1.5), "floats must be in [0, 1] (got -1.5 to -1.5)"),
+    "normalized": (np.full((4, 4, 3), -1.5), "floats must be in [0, 1] (got -1.5 to -1.5)"),
     "rounding": (np.full((4, 4, 3), 1 + 1e-6, np.float32), "floats must be in [0, 1] (got 1.00000095 to 1.00000095)"),
     "nan": (np.full((4, 4, 3), np.nan), "floats must be in [0, 1] (got nan to nan)"),
     "thin": (np.zeros((1, 1001), np.uint8), "too long and thin (1001x1"),

@@ -148,7 +148,7 @@ def test_what_a_generation_config_asks_for_besides_is_named(asked, tmp_path):
 @pytest.mark.parametrize("compute", ["float32", "int8", "bfloat16"])
 def test_command_transcribes_in_segments(compute, tmp_path, capsys):
     made = folder(tmp_path / "hub")
-    assert families()["moonshine"].recognises(case("moonshine").tensors, {})
+    assert families()["moonshine"].recognizes(case("moonshine").tensors, {})
     (tmp_path / "a.wav").write_bytes(wav(1.0))
     for beams in ("1", "3"):
         code, out, err = run(capsys, "transcribe", tmp_path / "a.wav", "-m", made, "--beam_size", beams, "--vad_filter",

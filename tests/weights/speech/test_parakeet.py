@@ -23,13 +23,13 @@ from multimodal.models.conformer import ConformerEncoderConfig
 from multimodal.models.speech.transducer import PredictionConfig, Transducer, TransducerConfig
 from multimodal.tokens.audio.features import speech_features
 from multimodal.weights.convert import convert
-from multimodal.weights.load import families, load, recognise
+from multimodal.weights.load import families, load, recognize
 from multimodal.weights.speech.parakeet import PARAKEET_CTC, PARAKEET_TRANSDUCER
 from multimodal.weights.speech.parakeet_nemo import NEMO_CTC, NEMO_TRANSDUCER
 from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
 from tests.helpers.parity import record
-from tests.helpers.references.speech import PARAKEET, case, check_layout, on_meta, randomised
+from tests.helpers.references.speech import PARAKEET, case, check_layout, on_meta, randomized
 
 WAVES = [torch.randn(n, generator=torch.Generator().manual_seed(n)) * 0.1 for n in (16000, 40000, 29999)]
 
@@ -41,7 +41,7 @@ def features():
 
 def loaded(name):
     made = case(name)
-    return made, recognise(made.tensors, made.config, "file").load(made.tensors, made.config, "file").model
+    return made, recognize(made.tensors, made.config, "file").load(made.tensors, made.config, "file").model
 
 
 def test_features_are_those_of_transformers(features):
@@ -119,7 +119,7 @@ def tiny_transducer(durations):
     block = ConformerConfig(AttentionConfig(8, 2), 8, 3)
     encoder = ConformerEncoderConfig(8, block, 1, 1, 0)
     config = TransducerConfig(encoder, 2, PredictionConfig(4, 1), 6, "tanh", durations, most_symbols=8)
-    return randomised(Transducer(config), seed=3, scale=1.0)
+    return randomized(Transducer(config), seed=3, scale=1.0)
 
 
 def text_logprob(model, frames, text):
@@ -357,7 +357,7 @@ def test_command_transcribes_with_subtitles_words_and_a_language_model(name, tmp
         options = ("--word_timestamps", "True", "--vad_filter", "False", "--compute_type", "float32", *more)
         code, out, err = run(capsys, "transcribe", tmp_path / "a.wav", "-m", tmp_path / "hub", *options,
                              "-o", "-", "-f", "json")  # fmt: skip
-        none = f"multimodal: warning: {tmp_path / 'a.wav'}: no speech recognised (no_speech)\n"
+        none = f"multimodal: warning: {tmp_path / 'a.wav'}: no speech recognized (no_speech)\n"
         result = json.loads(out)
         assert (code, err) == (0, "" if result["segments"] else none)
         words = [word for segment in result["segments"] for word in segment["words"]]

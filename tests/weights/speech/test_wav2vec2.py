@@ -252,7 +252,7 @@ def test_a_language_model_in_the_folder_is_named(tmp_path):
 
 def test_what_the_folder_lacks_or_contradicts_is_one_line(tmp_path):
     cases = {
-        "no preprocessing": ({"preprocessor_config.json": "{}"}, "which says whether samples are normalised"),
+        "no preprocessing": ({"preprocessor_config.json": "{}"}, "which says whether samples are normalized"),
         "rate": (
             {"preprocessor_config.json": '{"do_normalize": true, "sampling_rate": 8000}'},
             "must be 16000 .got 8000",

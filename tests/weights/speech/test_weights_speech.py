@@ -25,9 +25,9 @@ IDS = torch.tensor([[3, 14, 15, 92, 6, 5], [35, 8, 9, 7, 93, 2]])
 CONFORMER_CONFIG = {"num_heads": 4, "convolution_first": False}
 
 
-def randomised(model):
+def randomized(model):
     """Every weight random, norms and buffers too, so that a swapped or forgotten tensor shows. Nothing is kept
-    of what was there, since openai-whisper leaves its position table uninitialised."""
+    of what was there, since openai-whisper leaves its position table uninitialized."""
     torch.manual_seed(0)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
@@ -42,7 +42,7 @@ def openai():
     from whisper.model import ModelDimensions, Whisper
 
     with torch.no_grad():
-        return randomised(Whisper(ModelDimensions(**DIMS)))
+        return randomized(Whisper(ModelDimensions(**DIMS)))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def hf():
         max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
     with torch.no_grad():
-        return randomised(WhisperForConditionalGeneration(config))
+        return randomized(WhisperForConditionalGeneration(config))
 
 
 def conformer(group_norm=False, conv_first=False):
@@ -63,7 +63,7 @@ def conformer(group_norm=False, conv_first=False):
 
     model = Conformer(32, 4, 48, 2, 7, use_group_norm=group_norm, convolution_first=conv_first)
     with torch.no_grad():
-        return randomised(model)
+        return randomized(model)
 
 
 def tensors(model):
@@ -353,9 +353,9 @@ def test_conformer_settings_that_leave_no_trace_must_be_given(config, message):
 
 def test_families_are_told_apart(openai, hf):
     files = [tensors(openai), tensors(hf), tensors(conformer())]
-    actual = [[family.recognises(file, {}) for file in files] for family in (WHISPER_OPENAI, WHISPER_HF, CONFORMER)]
+    actual = [[family.recognizes(file, {}) for file in files] for family in (WHISPER_OPENAI, WHISPER_HF, CONFORMER)]
     assert torch.tensor(actual).equal(torch.eye(3, dtype=torch.bool))
-    assert not WHISPER_HF.recognises(files[1], {"model_type": "bart"})
+    assert not WHISPER_HF.recognizes(files[1], {"model_type": "bart"})
 
 
 @pytest.mark.parametrize(("size", "languages"), [(51864, 99), (51865, 99), (51866, 100)])
@@ -374,7 +374,7 @@ def test_conformer_batched_equals_alone(norm, junk):
 
     config = CONFORMER.load(tensors(conformer()), CONFORMER_CONFIG, "tiny").model.config
     with torch.no_grad():
-        model = randomised(ConformerEncoder(replace(config, block=replace(config.block, conv_norm=norm))))
+        model = randomized(ConformerEncoder(replace(config, block=replace(config.block, conv_norm=norm))))
     lengths = torch.tensor([3, 17, 25])
     batch = torch.randn(3, 25, 32)
     padding = torch.arange(25) >= lengths[:, None]

@@ -12,7 +12,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.text import TextTransformer
 from multimodal.weights.family import Family
 from multimodal.weights.folder import Checkpoint, build
-from multimodal.weights.load import families, recognise
+from multimodal.weights.load import families, recognize
 from tests.helpers.parity import record
 from tests.helpers.references.causal import CASES, CONTEXT, VOCABULARY, case
 from tests.helpers.references.released import RELEASED
@@ -97,9 +97,9 @@ def test_padded_and_cached_logits_equal_the_reference(name):
 @pytest.mark.ci
 @every_case
 @torch.no_grad()
-def test_a_file_is_recognised_with_and_without_its_head_and_exported_exactly(name):
+def test_a_file_is_recognized_with_and_without_its_head_and_exported_exactly(name):
     made = case(name)
-    family = recognise(made.tensors, made.config, "file")
+    family = recognize(made.tensors, made.config, "file")
     assert family.name == made.family
     exported = family.export(load(name))
     assert exported.keys() == made.held.keys()
@@ -107,7 +107,7 @@ def test_a_file_is_recognised_with_and_without_its_head_and_exported_exactly(nam
     prefix = "model." if made.family == "opt" else made.reference.base_model_prefix + "."
     bare = {key.removeprefix(prefix): value for key, value in made.tensors.items() if key.startswith(prefix)}
     config = made.config | {"architectures": ["Model"]}
-    other = recognise(bare, config, "file")
+    other = recognize(bare, config, "file")
     assert other.name == f"{made.family}-model"
     model = other.load(bare, config, "file").model
     assert model.config.tied is None
@@ -190,9 +190,9 @@ def test_options_that_are_not_supported_are_refused_by_name_and_value(name, chan
 def test_quantized_weights_are_refused_and_plain_ones_beside_such_a_key_read(key):
     made = case("Qwen3")
     config, (name, one) = made.config | {key: {"quant_method": "fp8"}}, next(iter(made.tensors.items()))
-    assert recognise(made.tensors, config, "file").name == made.family
+    assert recognize(made.tensors, config, "file").name == made.family
     with pytest.raises(CheckpointError, match=f"^file: config.json: {key} .'quant_method': 'fp8'. is not supported"):
-        recognise({**made.tensors, name: one.to(torch.float8_e4m3fn)}, config, "file")
+        recognize({**made.tensors, name: one.to(torch.float8_e4m3fn)}, config, "file")
 
 
 def test_numbers_of_8_bits_without_a_scale_are_refused_by_name():

@@ -290,7 +290,7 @@ def test_m2m100s_files_of_another_class_are_refused_by_name(tmp_path):
 
 
 def test_debertas_sentencepiece_model_is_read(tmp_path):
-    """Normalised as the model itself does (NFKC), which transformers 5 no longer does."""
+    """Normalized as the model itself does (NFKC), which transformers 5 no longer does."""
     import sentencepiece
 
     names = (("pad_id", 0), ("bos_id", 1), ("eos_id", 2), ("unk_id", 3), ("pad_piece", "[PAD]"),

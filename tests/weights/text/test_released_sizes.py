@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from multimodal.weights.folder import build
-from multimodal.weights.load import families, recognise
+from multimodal.weights.load import families, recognize
 from multimodal.weights.table import export_tensors
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624}
@@ -59,7 +59,7 @@ def test_released_configurations_have_the_references_names_and_shapes(name):
     theirs = dict(reference.named_parameters())  # a shared one once
     theirs |= {key: tensor for key, tensor in reference.state_dict().items() if key.startswith("final_logits_bias")}
     theirs = {key: tensor for key, tensor in theirs.items() if not (key.endswith(STATIC) and "Pegasus" in kind)}
-    family = families()["nomic-bert"] if SAVED in name else recognise(theirs, config, "file")
+    family = families()["nomic-bert"] if SAVED in name else recognize(theirs, config, "file")
     made = family.config_from(family.completed(config, theirs), theirs)
     exported = export_tensors(family.rows(made), build(family.model, made).state_dict())
     if SAVED not in name:

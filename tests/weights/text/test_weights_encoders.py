@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from multimodal.errors import CheckpointError
 from multimodal.train.losses import detection_loss, token_loss
-from multimodal.weights.load import families, recognise
+from multimodal.weights.load import families, recognize
 from tests.helpers.parity import record
 from tests.helpers.references.encoders import CASES, CONTEXT, PAD, VOCABULARY, case, outputs
 
@@ -207,9 +207,9 @@ HEADS = ("tags", "answers", "choices")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(HEADS)])
-def test_heads_are_recognised_and_exported_to_the_bit(name):
+def test_heads_are_recognized_and_exported_to_the_bit(name):
     made = case(name)
-    family = recognise(made.tensors, made.config, "file")
+    family = recognize(made.tensors, made.config, "file")
     assert family.name == made.family
     again = family.export(family.load(made.tensors, made.config, "file").model)
     assert again.keys() == made.tensors.keys()

@@ -10,7 +10,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.train.losses import token_loss
-from multimodal.weights.load import recognise
+from multimodal.weights.load import recognize
 from multimodal.weights.text import gpt2, llama
 from tests.helpers.parity import record
 from tests.helpers.references.decoders import CASES, CONTEXT, VOCABULARY, case, slow_llama
@@ -142,7 +142,7 @@ def test_the_released_gpt2_has_no_prefix_and_no_head_and_holds_masks():
         tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, CONTEXT, CONTEXT).tril()
         tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     config = {key: case("GPT-2").config[key] for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
-    model = recognise(tensors, config, "file").load(tensors, config, "file").model
+    model = recognize(tensors, config, "file").load(tensors, config, "file").model
     assert max(differences("GPT-2", model).values()) <= TOLERANCE
     assert not any(key.endswith(".attn.bias") for key in gpt2.BARE.export(model))
 

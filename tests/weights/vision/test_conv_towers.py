@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from multimodal.errors import CheckpointError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
-from multimodal.weights.load import recognise
+from multimodal.weights.load import recognize
 from tests.helpers.data.vits.towers import CASES, reference, small, tensors
 from tests.helpers.parity import record
 from tests.helpers.references.vision import CONTEXT, VOCABULARY, random_images
@@ -19,7 +19,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 def load(name: str, held: dict[str, Tensor] | None = None) -> nn.Module:
     config, held = reference(name)[1], tensors(name) if held is None else held
     with small(config):
-        return recognise(held, config, "file").load(held, config, "file").model
+        return recognize(held, config, "file").load(held, config, "file").model
 
 
 def images(name: str) -> Tensor:
@@ -66,9 +66,9 @@ def test_all_outputs_equal_the_references_and_a_corrupted_tensor_fails(name):
 @pytest.mark.ci
 @every_case
 @torch.no_grad()
-def test_a_file_is_recognised_and_exported_exactly(name, tmp_path):
+def test_a_file_is_recognized_and_exported_exactly(name, tmp_path):
     held, config = tensors(name), reference(name)[1]
-    family = recognise(held, config, "file")
+    family = recognize(held, config, "file")
     assert family.name == CASES[name][0]
     save_folder(Checkpoint(load(name)), tmp_path / "ours")
     read = load_folder(tmp_path / "ours").model
@@ -101,6 +101,6 @@ def test_an_archive_of_openai_needs_no_configuration():
     held = tensors("ResNet")
     numbers = {"input_resolution": 64, "context_length": CONTEXT, "vocab_size": VOCABULARY}
     held |= {key: torch.tensor(value) for key, value in numbers.items()}
-    config = recognise(held, {}, "file").completed({}, held)
+    config = recognize(held, {}, "file").completed({}, held)
     vision = {"layers": [1, 2, 1, 1], "width": 8, "patch_size": None, "image_size": 64}
     assert config["model_cfg"]["vision_cfg"] == vision

@@ -10,7 +10,7 @@ from multimodal.errors import CheckpointError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.vit import ViT
 from multimodal.weights.folder import Checkpoint, build, load_folder, save_folder
-from multimodal.weights.load import families, recognise
+from multimodal.weights.load import families, recognize
 from tests.helpers.data.vits.cases import CASES, TIMM, case
 from tests.helpers.data.vits.released import RELEASED
 from tests.helpers.parity import record
@@ -98,9 +98,9 @@ def test_beit_without_its_pooler_gives_the_mean_of_the_patches():
 @pytest.mark.ci
 @every_case
 @torch.no_grad()
-def test_a_file_is_recognised_and_exported_exactly(name, tmp_path):
+def test_a_file_is_recognized_and_exported_exactly(name, tmp_path):
     made = case(name)
-    family = recognise(made.tensors, made.config, "file")
+    family = recognize(made.tensors, made.config, "file")
     assert family.name == made.family
     save_folder(Checkpoint(load(name)), tmp_path / "ours")
     read = load_folder(tmp_path / "ours").model

@@ -69,7 +69,7 @@ def _timed(
 def word_times(
     found: Sequence[str], spoken: Sequence[tuple[str, float]], normal: Callable[[str], str]
 ) -> list[float | None]:
-    """The time of each normalised word. `spoken`: words as the model wrote them, which the normaliser may have split,
+    """The time of each normalized word. `spoken`: words as the model wrote them, which the normalizer may have split,
     joined or dropped."""
     from rapidfuzz.distance import Levenshtein
 

@@ -167,7 +167,7 @@ def language_model(path: str, tokenizer: Tokenizer, device: torch.device) -> Lan
     if not isinstance(lm.model, TextTransformer) or not lm.model.config.causal or lm.model.config.tied is None:
         raise CheckpointError(f"lm {path}: expected a causal text model with logits, got {lm.kind}")
     if lm.model.config.vocabulary != tokenizer.vocab_size or tokenizer.bos_id is None:
-        expected = f"expected the recogniser's {tokenizer.vocab_size} tokens and a start token"
+        expected = f"expected the recognizer's {tokenizer.vocab_size} tokens and a start token"
         raise CheckpointError(f"lm {path}: {expected}, got {lm.model.config.vocabulary} tokens")
     return NeuralScorer(prepare_for_inference(lm, "float32", device).model, tokenizer.bos_id)
 

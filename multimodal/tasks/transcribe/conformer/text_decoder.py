@@ -58,7 +58,7 @@ def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: SpeechDecodin
 
 
 def languages(names: Mapping[str, int]) -> list[str]:
-    """Codes of the languages among a recogniser's control tokens."""
+    """Codes of the languages among a recognizer's control tokens."""
     return sorted(name[2:-2] for name in names if re.fullmatch(r"<\|[a-z]{2}\|>", name))
 
 

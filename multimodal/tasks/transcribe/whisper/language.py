@@ -55,7 +55,7 @@ def combine(
     """(code, probability) of the language of a recording, from the probabilities of some of its windows.
 
     Windows are weighted by the speech they hold (voice activity, or 1 - no-speech probability), equally if no window
-    holds any. Only `allowed` codes are considered, renormalised to sum to 1; ties go to the first one. Raises
+    holds any. Only `allowed` codes are considered, renormalized to sum to 1; ties go to the first one. Raises
     UsageError for an unknown code, no window, or a weight that is negative or not finite."""
     if not windows:
         raise UsageError("language: expected at least one window (got 0)")

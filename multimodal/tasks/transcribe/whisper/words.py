@@ -113,7 +113,7 @@ def split_to_word_tokens(tokenizer: WhisperTokenizer, tokens: Sequence[int], lan
 def _cross_attention(
     model: Whisper, heads: Sequence[Head], count: int
 ) -> Iterator[dict[int, Float[Tensor, "H T S"]]]:  # fmt: skip
-    """Collect by layer the cross-attention of `heads`, normalised over the first `count` positions.
+    """Collect by layer the cross-attention of `heads`, normalized over the first `count` positions.
 
     Not through `capture_attention`, which keeps every head of every layer: 0.8 GB for the largest model."""
     weights: dict[int, Tensor] = {}
@@ -140,7 +140,7 @@ def _cross_attention(
 
 
 def sharpened(weights: Float[Tensor, "H T S"]) -> Float[Tensor, "T S"]:
-    """Normalise weights over the tokens, median-filter them over time and average the heads."""
+    """Normalize weights over the tokens, median-filter them over time and average the heads."""
     std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
     return median_filter(((weights - mean) / std).nan_to_num(0.0)).mean(0)
 

@@ -131,7 +131,7 @@ def _cleaned(pipeline: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str,
 
 
 def recognizer_tokenizer(folder: Path | None, size: int) -> HubTokenizer | None:
-    """Text of a speech recogniser, whose `tokenizer.json` may list outputs from `size` on that are no text, such as the
+    """Text of a speech recognizer, whose `tokenizer.json` may list outputs from `size` on that are no text, such as the
     blank; None without that file. Raises CheckpointError."""
     path = folder / FILE if folder else None
     if path is None or not path.is_file():

@@ -1,4 +1,4 @@
-"""Tokenizers of speech recognisers: letters of wav2vec 2.0, Canary's vocabularies of several languages, and one id more
+"""Tokenizers of speech recognizers: letters of wav2vec 2.0, Canary's vocabularies of several languages, and one id more
 for searches that must end a text."""
 
 import re

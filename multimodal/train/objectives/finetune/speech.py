@@ -20,11 +20,11 @@ from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.train.objectives import augment_speech, multitask
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
-from multimodal.train.objectives.recogniser import Recognition, most_ids
+from multimodal.train.objectives.recognizer import Recognition, most_ids
 from multimodal.weights.folder import Checkpoint
 
 
-def recognise(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
+def recognize(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
     """Transcribe with a Conformer."""
     tokenizer = initial.required_tokenizer()
     bands = initial.model.config.encoder.bands

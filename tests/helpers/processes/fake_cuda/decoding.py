@@ -104,7 +104,7 @@ SEARCHES: dict[str, Callable[..., Any]] = {
 
 
 def joint_search() -> None:
-    """The recogniser's beams with CTC prefix scores and a language model, each step of them."""
+    """The recognizer's beams with CTC prefix scores and a language model, each step of them."""
     model = prepared(conformer())
     lm = prepared(TextTransformer(replace(model.decoder.config, stack=transformer(64, 2, 2, 128))))
     starts = WordStarts(CharacterTokenizer(ascii_lowercase + " '.,"), torch.device("cuda"))

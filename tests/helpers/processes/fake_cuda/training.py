@@ -38,7 +38,7 @@ from multimodal.train.objectives.classify import ImageClassBatch, SoftTargets
 from multimodal.train.objectives.coca import ContrastiveCaptioning
 from multimodal.train.objectives.contrastive import Contrastive, Pairs
 from multimodal.train.objectives.multitask import LetterCTC, Multitask, MultitaskBatch
-from multimodal.train.objectives.recogniser import Recognition
+from multimodal.train.objectives.recognizer import Recognition
 from multimodal.train.objectives.text.heads import TagTokens
 from multimodal.train.objectives.text.language import Language
 from multimodal.train.objectives.text.masked import MaskedBatch, MaskedLanguage
