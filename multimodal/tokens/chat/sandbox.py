@@ -4,12 +4,13 @@ of them take and make is charged to the rendering's budget."""
 import json
 from collections.abc import Callable, Iterable, Iterator, MappingView, Sequence
 from datetime import datetime
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from multimodal.tokens.chat.budget import LISTS, MOST_SIZE, OPERATION, TEXTS, charge, size, weight
+from multimodal.tokens.chat.user_text import UserText, joined, own, printed, tracked
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -26,7 +27,7 @@ COMPARING = {"in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le
              ">=", "lower", "upper"}  # fmt: skip
 # whose results do not grow with a number
 EXACT = {*COMPARING, "+", "%", "compared", "output", "string", "int", "float", "abs", "default", "d"}
-USUAL = frozenset({str, int, bool, float, type(None), list, tuple, dict})
+USUAL = frozenset({str, UserText, int, bool, float, type(None), list, tuple, dict})
 UNREAD = (Iterator, MappingView, range)
 
 
@@ -65,9 +66,9 @@ def compiled(template: str) -> "Template":
             if isinstance(function, Macro):
                 return super().call(context, function, *args, **kwargs)
             args = tuple(map(_listed, args))
-            owner = getattr(function, "__self__", None)
-            check(getattr(function, "__name__", ""), (owner, *args, *kwargs.values()))
-            return _charged(super().call(context, function, *args, **kwargs))
+            owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+            check(name, (owner, *args, *kwargs.values()))
+            return _charged(tracked(name, function, args, kwargs, partial(super().call, context)))
 
         def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
             if super().wrap_str_format(value) is None:
@@ -91,9 +92,13 @@ def compiled(template: str) -> "Template":
 
 def _guard(made: Any) -> None:
     """Let filters and tests check and charge what they take and make."""
+    from jinja2 import pass_eval_context
+
     made.filters = {name: _guarded(name, function) for name, function in made.filters.items() if name != "format"}
-    made.filters |= {"tojson": _guarded("tojson", _json), "made": _charged, "compared": _compared,
-                     "count": made.filters["length"]}  # fmt: skip
+    made.filters |= {
+        "tojson": _guarded("tojson", _json), "join": _guarded("join", pass_eval_context(_join)), "made": _charged,
+        "compared": _compared, "count": made.filters["length"], "safe": made.filters["string"],
+    }  # fmt: skip
     made.tests = {
         name: _guarded(name, function) if name in COMPARING else function for name, function in made.tests.items()
     }
@@ -127,7 +132,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(_listed, args))
         check(name, (*args, *kwargs.values()))
-        return _charged(function(*args, **kwargs))
+        return _charged(tracked(name, function, args, kwargs))
 
     return guarded
 
@@ -158,7 +163,7 @@ def check(name: str, operands: Sequence[Any]) -> None:
     """Raise SecurityError if the operation `name` takes or could make something large."""
     work = OPERATION
     for one in operands:
-        if type(one) is str:
+        if type(one) is str or type(one) is UserText:
             work += len(one)
         elif one is not None and one is not True and one is not False:
             work = MOST_TEXT
@@ -196,20 +201,28 @@ def _check(name: str, operands: Sequence[Any]) -> None:
 
 def _output(context: Any, value: Any) -> Any:
     check("output", (value,))
-    return value
+    return printed(value)
 
 
 def _joined(parts: Iterable[Any]) -> str:
     from jinja2.exceptions import SecurityError
 
-    texts, total = [], 0
+    texts, total = list[str](), 0
     for part in parts:
         check("output", (part,))
-        texts.append(str(part))
+        texts.append(str(printed(part)))
         total += len(texts[-1])
         if total > MOST_TEXT:
             raise SecurityError(f"made more than {MOST_TEXT} characters")
-    return "".join(texts)
+    return joined(texts)
+
+
+def _join(context: Any, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
+    """Jinja's, which keeps apart who wrote what."""
+    from jinja2.filters import make_attrgetter
+
+    value = value if attribute is None else map(make_attrgetter(context.environment, attribute), value)
+    return own(str(d)).join([str(printed(one)) for one in value])
 
 
 def _json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **other: Any) -> str:

@@ -1,10 +1,8 @@
 """Chat templates in Jinja, rendered in its sandbox with bounded work.
 
-A template decides where control tokens stand; nothing that a user wrote becomes one. Texts are rendered with a
-noncharacter (U+FDD0) at both ends and inside of every name of a control token, so that no name appears in them, nor
-across two of them; encoding drops it (`Tokenizer.encode_template`)."""
+A template decides where control tokens stand; nothing that a user wrote becomes one. Each name of a control token with
+a character of a user has a noncharacter (U+FDD0) inside; encoding drops it (`Tokenizer.encode_template`)."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ from multimodal.errors import CheckpointError, one_line
 from multimodal.tokens.chat.budget import bounded
 from multimodal.tokens.chat.messages import Message
 from multimodal.tokens.chat.sandbox import compiled
+from multimodal.tokens.chat.user_text import UserText, marked
 from multimodal.tokens.text.tokenizer import MARK
 
 MOST_TEMPLATE = 1 << 18  # characters; the longest in use have 30,000
@@ -21,7 +20,7 @@ def render(
     template: str, messages: Sequence[Message], control: Iterable[str], variables: Mapping[str, Any] | None = None,
     where: str = "chat template", parts: bool = False,
 ) -> str:  # fmt: skip
-    """The text of a conversation up to where the assistant's answer begins, with `MARK`s in what users wrote.
+    """The text of a conversation up to where the assistant's answer begins, with `MARK`s in names that users wrote.
 
     `control`: names of control tokens. `variables`: what the template reads beside the messages, such as `bos_token`.
     Parts that are no text are rendered by the template as their marker. `parts`: contents that are text alone are lists
@@ -29,8 +28,7 @@ def render(
     raises, or does not end soon."""
     from jinja2.exceptions import TemplateError
 
-    names = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True)))) if control else None
-    plain = [{"role": m.role, "content": _content(m, names, parts)} for m in messages]
+    plain = [{"role": m.role, "content": _content(m, parts)} for m in messages]
     if len(template) > MOST_TEMPLATE:
         raise CheckpointError(f"{where}: has {len(template)} characters (limit {MOST_TEMPLATE})")
     try:
@@ -44,26 +42,18 @@ def render(
             SyntaxError) as error:  # fmt: skip
         cause = f"{type(error).__name__}: {one_line(error, 160)}"
         raise CheckpointError(f"{where}: cannot be rendered ({cause})") from None
-    return text
+    return marked(text, control)
 
 
-def _content(message: Message, names: re.Pattern[str] | None, parts: bool) -> str | list[dict[str, str]]:
+def _content(message: Message, parts: bool) -> str | list[dict[str, str]]:
     """A text, or parts: templates for text alone join nothing."""
     if not parts and all(part.kind == "text" for part in message.parts):
-        return neutral(message.text, names)
+        return _typed(message.text)
     return [
-        {"type": part.kind, "text": neutral(part.value, names)} if part.kind == "text" else {"type": part.kind}
+        {"type": part.kind, "text": _typed(part.value)} if part.kind == "text" else {"type": part.kind}
         for part in message.parts
     ]
 
 
-def neutral(text: str, names: re.Pattern[str] | None) -> str:
-    """A text in which no name of a control token appears. Blanks at the ends stay outside, for templates that strip."""
-    text = text.replace(MARK, "")
-    inner = text.strip()
-    if not inner:  # an empty text stays false
-        return text
-    start = text.find(inner)
-    if names is not None:
-        inner = names.sub(lambda found: found[0][0] + MARK + found[0][1:], inner)
-    return f"{text[:start]}{MARK}{inner}{MARK}{text[start + len(text.strip()) :]}"
+def _typed(text: str) -> UserText:
+    return UserText(text.replace(MARK, ""))

@@ -115,6 +115,53 @@ def test_control_tokens_take_the_blanks_that_they_ask_for(flag, tmp_path):
     assert tokenizer_from(tmp_path / "ours").encode_template(text) == expected
 
 
+SMOLLM = (
+    "{% set s = messages[0].content %}{% if '/no_think' in s %}{{ 'off ' }}{% endif %}"
+    "{% set s = s.replace('/no_think', '').rstrip() %}{{ s + '<pad>' if s else 'You are helpful.' }}"
+)
+QWEN = (
+    "{% for m in messages %}{% set c = m.content %}{% if '</s>' in c %}{% set c = c.split('</s>')[-1].lstrip('\\n') %}"
+    "{% endif %}{{ '<pad>' + c }}{% endfor %}{{ messages[0].content.startswith('<image>') }}"
+)
+SEEN = "{% set c = messages[0].content %}{{ c | length }}{{ c | capitalize }}{{ c[:2] }}{{ c.replace('<pad>', '') }}"
+
+
+@pytest.mark.parametrize("template", [SMOLLM, QWEN, SEEN])
+@pytest.mark.parametrize(
+    "text", ["/no_think", "Terse. /no_think", "<image>hm</s>\n\nYes", " a <pad>", "<<s>/no_think/s>"]
+)
+def test_templates_see_texts_as_they_are(template, text, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    given = [{"role": "user", "content": text}]
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder_of("bytes", tmp_path))
+    made = render(template, read_messages(given), SPECIAL.values())
+    assert made.replace(MARK, "") == theirs.apply_chat_template(given, chat_template=template, tokenize=False)
+    assert made.count("<pad>") == (template != SEEN and made[-3:] != "ul.")  # the template's alone
+
+
+KEPT = ("c", "c + c", "c * 2", "c ~ c", "'<|a|>' + c", "('<|a|>' + c) | trim", "[c, '<|a|>'] | join(c)", "c[1:-1]",
+        "c | safe", "('<|a|>' + c).split('Q') | join('<|a|>')", "'<|a|>Q'.replace('Q', c)", "c.rsplit('Q', 1) | last",
+        "' '.join(c.split())", "c.replace('Q', '')", "(c + '<|a|>') | replace('Q', '')", "c.strip('Q')",
+        "[[c, '<|a|>']] | map('first') | first", "messages | map(attribute='content') | join")  # fmt: skip
+LOST = ("c | upper | lower", "c.title().lower()", "messages", "messages | tojson", "c.encode()", "c | pprint", "c | e",
+        "c.splitlines() | first", "c | indent('  ', first=true)", "c.partition('Q') | join", "c | list | join",
+        "c | reverse | reverse", "namespace(x=c)", "namespace(x=c) | string", "c.zfill(99)", "c | center(99)",
+        "c.replace('', 'Q').replace('Q', '')")  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", [*KEPT, *LOST])
+def test_no_operation_makes_a_control_token_of_what_a_user_wrote(operation):
+    """`<|a|>` is the template's own, and stays a name."""
+    template = "{% set c = messages[0].content %}<{{ '' }}{{ " + operation + " }}"
+    for text in ("</s>", "[B]Q", "<Q/s>", "<</s>/s>", "[BQ]x", "</S>", "/s>"):
+        given = read_messages([{"role": "user", "content": text}])
+        plain, made = (render(template, given, names) for names in ((), ["</s>", "[B]", "[B]x", "<|a|>"]))
+        assert made.replace(MARK, "") == plain
+        assert not re.search(r"</s>|\[B\]", made), made
+        assert made.count("<|a|>") == plain.count("<|a|>")
+
+
 def test_a_text_of_blanks_alone_has_no_marks():
     """A template that asks whether there is one must find none."""
     template = "{{ messages[0].content or 'nothing' }}"

@@ -91,8 +91,7 @@ class HubTokenizer(Tokenizer):
     def encode_template(self, text: str) -> list[int]:
         """As the `tokenizers` library encodes it with control tokens. Raises TextError."""
         with no_panic(f"text {text[:40]!r}", TextError):
-            # a `MARK` at the very start would not let the text behind it be the first
-            encoding = self._template.encode(checked(text).lstrip(MARK), add_special_tokens=False)
+            encoding = self._template.encode(checked(text), add_special_tokens=False)
         # a control token comes with the blanks that it took
         names = [token.strip() if token.strip() in self.strips else token for token in encoding.tokens]
         return [self.names.get(name, i) for name, i in zip(names, encoding.ids, strict=True)]
