@@ -123,23 +123,24 @@ class Conversation:
     def ask(self, question: str, *inputs: Any) -> str:
         """The answer to a further question. A turn that fails leaves the conversation as it was."""
         asker, writer = self.asker, self.asker.writer
-        messages = [*self.messages, asker.message(question, inputs)]
+        message = asker.message(question, inputs)
         with asker._lock:
+            messages = [*self.messages, message]
             prompt = writer.prompt(messages)
-            self._cut(prompt)
+            seen, self._seen = self._seen, Prompt([], [], [])  # so that a turn that fails leaves nothing to the next
+            self._cut(seen, prompt)
             writer.cache = self._cache if not writer.network.config.crosses else None
             try:
                 ((best, *_),) = writer.answers([prompt])
             finally:
                 writer.cache = None
-        text = best.text.strip()
-        self._seen = prompt
-        self.messages = [*messages, Message("assistant", (MessagePart("text", text),))]
+            text = best.text.strip()
+            self._seen = prompt
+            self.messages = [*messages, Message("assistant", (MessagePart("text", text),))]
         return text
 
-    def _cut(self, prompt: Prompt) -> None:
+    def _cut(self, old: Prompt, new: Prompt) -> None:
         """Keep of the cache what the new prompt begins with; the last id is always computed."""
-        old, new = self._seen, prompt
         same = [a == b for a, b in zip(old.ids, new.ids, strict=False)]
         common = same.index(False) if False in same else len(same)
         media = [one.digest for one in old.media]

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -112,6 +113,34 @@ def test_a_conversation_computes_only_what_is_new(tiny):
     with pytest.raises(UsageError, match="question expected a text"):
         talk.ask(" ")
     assert len(talk.messages) == 4
+
+
+def test_an_interrupted_turn_leaves_nothing_to_the_next(tiny):
+    images = "{% for m in messages %}{% for p in m.content if p.type == 'image' %}<|image|>{% endfor %}{% endfor %}"
+    first = images + tiny.chat.template.replace("<|{{ p.type }}|>", "")  # as LLaVA's
+    asker = Asker(replace(tiny, chat=replace(tiny.chat, template=first)), compute_type="float32", **NEW)
+    talk, decoder = asker.conversation(), asker.writer.decoder
+    talk.ask("what is this?", RED)
+    forward, steps = decoder.forward, iter(range(3))
+
+    def interrupted(*args, **named):
+        if next(steps) == 2:
+            raise KeyboardInterrupt
+        return forward(*args, **named)
+
+    decoder.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("and that?", BLUE)
+    decoder.forward = forward
+    assert len(talk.messages) == 2
+    assert talk.ask("and now?") == asker.chat(talk.messages[:-1])
+
+
+def test_turns_of_several_threads_queue(tiny):
+    talk = Asker(tiny, compute_type="float32", **NEW).conversation()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(talk.ask, ["what?", "why?", "where?", "when?"]))
+    assert [one.role for one in talk.messages] == ["user", "assistant"] * 4
 
 
 def test_a_video_is_its_frames_with_times_and_its_sound_among_them(tiny, tmp_path):
