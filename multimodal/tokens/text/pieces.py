@@ -32,6 +32,8 @@ def pieces_of(backend: "tokenizers.Tokenizer", text: str, unknown_id: int | None
     found = backend.encode(text, add_special_tokens=False)
     for number, (i, token, place) in enumerate(zip(found.ids, found.tokens, found.offsets, strict=True)):
         start, end = _trimmed(text, *place)
+        if token == "Ġ" != text[start:end]:  # a blank, also one put before the first word
+            end = start
         subword = len(token) != end - start if marked else start > 0 and " " not in text[start - 1 : start + 1]
         word = found.token_to_word(number)
         whole = _trimmed(text, *found.word_to_chars(word)) if word is not None else (start, end)

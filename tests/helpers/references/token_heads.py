@@ -52,17 +52,18 @@ def wordpiece_folder(folder: Path, head: str, context: int = 512, labels: Sequen
     return _saved(folder, getattr(transformers, f"BertFor{head}")(config))
 
 
-def byte_folder(folder: Path, head: str, context: int = 512, segments: int = 1) -> Any:
+def byte_folder(folder: Path, head: str, context: int = 512, segments: int = 1, prefix: bool = False) -> Any:
     """The same with RoBERTa and bytes as tokens, of which a few are merged. `segments`: embeddings of segments, of
-    which its tokenizer uses one."""
+    which its tokenizer uses one. `prefix`: a blank before the first word."""
     import transformers
     from tokenizers.pre_tokenizers import ByteLevel
 
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("e", "r"), ("Ġ", "N"), ("Ġ", "V")]
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), *map("".join, merges), "<mask>"]
     tokenizer = transformers.RobertaTokenizerFast(
-        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, model_max_length=context
-    )
+        vocab={token: i for i, token in enumerate(tokens)}, merges=merges, model_max_length=context,
+        add_prefix_space=prefix,
+    )  # fmt: skip
     tokenizer.save_pretrained(folder)
     config = transformers.RobertaConfig(
         vocab_size=len(tokens), max_position_embeddings=context + 2, type_vocab_size=segments, pad_token_id=1, **SIZES,
@@ -74,6 +75,10 @@ def byte_folder(folder: Path, head: str, context: int = 512, segments: int = 1) 
 def byte_folder_of_segments(folder: Path, head: str) -> Any:
     """`byte_folder` with RobertaConfig's default of two segments."""
     return byte_folder(folder, head, segments=2)
+
+
+def byte_folder_with_prefix(folder: Path, head: str) -> Any:
+    return byte_folder(folder, head, prefix=True)
 
 
 def _labels(head: str, labels: Sequence[str]) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from tests.helpers.references.token_heads import (
     answers,
     byte_folder,
     byte_folder_of_segments,
+    byte_folder_with_prefix,
     wordpiece_folder,
 )
 
 QUESTION = "Where did the orchestra of Vienna play ?"
-FOLDERS = {"wordpiece": wordpiece_folder, "bytes": byte_folder}
-PAIRS = {**FOLDERS, "bytes, two segments": byte_folder_of_segments}
+PAIRS = {"wordpiece": wordpiece_folder, "bytes": byte_folder, "bytes, two segments": byte_folder_of_segments}
+FOLDERS = {"wordpiece": wordpiece_folder, "bytes": byte_folder, "bytes, prefix": byte_folder_with_prefix}
 
 
 @pytest.fixture(scope="module", params=FOLDERS)
@@ -163,7 +164,7 @@ def test_a_saved_folder_keeps_labels_heads_and_the_pair_s_ends(taggers, tmp_path
     save_folder(load(folder), tmp_path / "ours")
     again = load(tmp_path / "ours")
     assert again.card["labels"] == LABELS
-    assert (again.tokenizer.pair_ends, again.tokenizer.pair_segment) == {"wordpiece": (1, 1), "bytes": (2, 0)}[kind]
+    assert (again.tokenizer.pair_ends, again.tokenizer.pair_segment) == ((1, 1) if kind == "wordpiece" else (2, 0))
     assert tag([TEXT], tmp_path / "ours") == tag([TEXT], folder)
     export(tmp_path / "ours", tmp_path / "hf", to="hf")
     made = AutoTokenizer.from_pretrained(tmp_path / "hf")("a dog", "the street", return_token_type_ids=True)
