@@ -2,6 +2,7 @@
 
 import errno
 import logging
+from itertools import takewhile
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -75,6 +76,10 @@ def _invalid(error: RequestValidationError | ValidationError) -> HttpError:
         problem = first["ctx"]["error"].rstrip(" :").lower()
         where = f" at character {first['loc'][-1]}" if first["loc"] else ""  # pydantic's parser tells it itself
         return HttpError(400, f"body: is not valid JSON ({problem}{where})")
-    place = ".".join(str(one) for one in first["loc"] if one not in ("body", "[key]"))
+    if first["loc"] == ("body",) and isinstance(first.get("input"), bytes):
+        return HttpError(415, "expected content-type application/json")
+    # without the kinds that a field may have ("str", "list[int]"), and "[key]"
+    names = takewhile(lambda one: one != "str" and "[" not in one, map(str, first["loc"]))
+    place = ".".join(one for one in names if one != "body")
     got = "" if first["type"] == "missing" else f" (got {first.get('input')!r:.40})"
     return HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)

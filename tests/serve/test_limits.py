@@ -94,6 +94,7 @@ def test_models_and_paths_that_are_not_there(client):
     ("path", "body", "parts"),
     [
         ("embeddings", "{", ["body: is not valid JSON (expecting property name", "at character 1)"]),
+        ("embeddings", '{"input": null}', ["input: input should be a valid string (got None)"]),
         ("embeddings", '{"input": []}', ["input: expected 1 to 2048 (got 0)"]),
         ("embeddings", '{"input": ["a", {"image": "data:image/png;base64,AAAA"}]}', ["not both at once"]),
         ("embeddings", '{"input": {"image": "http://127.0.0.1/a.png"}}', ["expected a data URL"]),
@@ -154,6 +155,12 @@ def test_models_and_paths_that_are_not_there(client):
 )  # fmt: skip
 def test_bodies_are_checked(client, path, body, parts):
     refused(client.post(f"/v1/{path}", content=body, headers=JSON), 400, *parts)
+
+
+def test_json_is_named_so(client):
+    form = {"content-type": "application/x-www-form-urlencoded"}  # curl's -d
+    for path in ("embeddings", "chat/completions", "translate"):
+        refused(client.post(f"/v1/{path}", content="{}", headers=form), 415, "expected content-type application/json")
 
 
 def test_json_is_smaller_than_uploads(client, served):
