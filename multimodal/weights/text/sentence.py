@@ -38,20 +38,21 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
     if kinds in ([], ["Transformer"]):
         return {}
     record = optional_json(folder / PROMPTS)
+    prompts = _prompts(folder, record)
     expected = ["Transformer", "Pooling", *["Dense"] * kinds.count("Dense"), "Normalize"]
     if kinds in (expected, expected[:-1]):
-        steps = _poolings(_config(folder, modules[1][1]))
+        steps = _poolings(_config(folder, modules[1][1]), any(prompts.get("prompts", {}).values()))
     else:
         steps = [kind for kind in kinds if kind not in expected] or kinds
     if (size := record.get("truncate_dim")) is not None:
         steps = [*steps, f"truncate_dim {size!r:.20}"]
-    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | _prompts(folder, record)
+    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | prompts
 
 
-def _poolings(path: Path) -> list[str]:
+def _poolings(path: Path, prompts: bool) -> list[str]:
     record = read_json(path)
-    if record.get("include_prompt", True) is not True:
-        raise CheckpointError(f"{path}: include_prompt {record['include_prompt']!r:.40} is not supported")
+    if prompts and record.get("include_prompt", True) is not True:
+        raise CheckpointError(f"{path}: include_prompt {record['include_prompt']!r:.40} with prompts is not supported")
     flags = [name.removeprefix("pooling_mode_") for name, value in record.items()
              if name.startswith("pooling_mode_") and value is True]  # fmt: skip
     modes = record.get("pooling_mode", flags or "mean")

@@ -97,6 +97,18 @@ def test_a_default_prompt_that_the_folder_does_not_hold_is_refused(bert, tmp_pat
         load(folder)
 
 
+def test_prompts_that_are_left_out_of_the_mean_are_refused(bert, tmp_path):
+    folder = sentence_folder(bert, tmp_path, {"include_prompt": False}, ["Transformer", "Pooling"])
+    assert (embed(["a dog"], load(folder)) - embed(["a dog"], load(bert), "mean")).abs().max() < 1e-6
+    record = {"prompts": {"query": "", "document": ""}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(record))
+    assert load(folder).card["prompts"] == record["prompts"]
+    record["prompts"]["query"] = "dogs "
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="include_prompt False with prompts is not supported"):
+        load(folder)
+
+
 def test_modules_that_are_missing_or_no_list_are_refused(bert, tmp_path):
     folder = sentence_folder(bert, tmp_path, {}, ["Transformer", "Pooling"])
     (folder / "pool" / "config.json").unlink()
