@@ -25,7 +25,8 @@ PRINTED = frozenset({str, int, float, bool, type(None)})
 class UserText(str):
     """`_user`: 1 for each character that a user wrote, 0 for the template's. Default: all are a user's."""
 
-    _user: bytes  # with an underscore, which templates may not read
+    __slots__ = ("_user",)  # with an underscore, which templates may not read
+    _user: bytes
 
     def __new__(cls, text: str, user: bytes | None = None) -> "UserText":
         made = super().__new__(cls, text)
