@@ -108,7 +108,7 @@ def bart(width: int, layers: int) -> EncoderDecoderConfig:
         50265, width, layers, 4 * width, PositionConfig("learned", first=2), activation="gelu", post_norm=True,
         scaled=False, start_id=2, stem_norm=True,
     )  # fmt: skip
-    return replace(made, decoder=replace(made.decoder, head_bias=True, head_bias_fixed=True))
+    return replace(made, decoder=replace(made.decoder, head_bias="fixed"))
 
 
 def m2m100(layers: int, hidden: int) -> EncoderDecoderConfig:

@@ -123,10 +123,10 @@ class TextTransformer(nn.Module):
         self.transform = Transform(config.width, *kinds, bias=biased) if config.transform else None
         states = inner if config.transform or config.tied else config.width
         # any module from states to logits; a tied decoder has none and takes the embedding's transpose
-        self.head = nn.Linear(states, config.vocabulary, bias=config.head_bias) if config.tied is False else None
+        self.head = nn.Linear(states, config.vocabulary, bias=bool(config.head_bias)) if config.tied is False else None
         self.tied_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.tied and config.head_bias else None
         owner, name = (self, "tied_bias") if self.head is None else (self.head, "bias")
-        if config.head_bias_fixed and (bias := owner._parameters.pop(name, None)) is not None:
+        if config.head_bias == "fixed" and (bias := owner._parameters.pop(name, None)) is not None:
             owner.register_buffer(name, bias.detach())
         norm = make_norm(block.norm, config.width, block.norm_eps) if config.pool_norm else None
         self.pool = Pool(config.width, config.pool, biased, norm) if config.pool else None

@@ -1,6 +1,7 @@
 """Configuration of text transformers."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -120,8 +121,8 @@ class TextConfig:
     `tied`: logits through the embedding's transpose; None: no logits.
 
     `stem_norm`: a norm before the blocks; `transform`: a linear map, activation and norm before the logits;
-    `head_bias`: logits have a bias (BERT has all three, Devlin et al. 2019), with `head_bias_fixed` one that is not
-    trained (BART). `window`: number of tokens that a token sees, with itself (Mistral); None: all.
+    `head_bias`: logits have a bias (BERT has all three, Devlin et al. 2019); "fixed": one that is not trained (BART).
+    `window`: number of tokens that a token sees, with itself (Mistral); None: all.
 
     `embed_width`: of embeddings that a linear map widens (ALBERT, ELECTRA). `embed_scale`: factor of token embeddings
     (M2M100: √D). `segments`: number of segment embeddings (BERT: 2). `logit_scale`: factor of states before tied logits
@@ -150,8 +151,7 @@ class TextConfig:
     tied: bool | None = None
     stem_norm: bool = False
     transform: bool = False
-    head_bias: bool = False
-    head_bias_fixed: bool = False
+    head_bias: bool | Literal["fixed"] = False
     positions: PositionConfig = field(default_factory=PositionConfig)
     window: int | None = None
     embed_width: int | None = None

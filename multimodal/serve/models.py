@@ -15,6 +15,7 @@ from multimodal.tasks.classify.head import has_head
 from multimodal.tasks.encode.loaded import device_of
 from multimodal.tasks.encode.search_defaults import warn_of_search
 from multimodal.tasks.text.options import GenerateOptions, TranslateOptions
+from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.tokens.text.languages import LANGUAGES
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
@@ -79,6 +80,8 @@ def _warn_of_search(checkpoint: Checkpoint) -> None:
         warn_of_search(checkpoint, {}, GenerateOptions, dropped=("beam_size", "early_stopping"))
     elif "translate" in tasks:
         warn_of_search(checkpoint, {}, TranslateOptions, checkpoint.required_tokenizer().pad_id)
+    elif "transcribe" in tasks:
+        warn_of_search(checkpoint, {}, SpeechDecodingOptions)
 
 
 class Models:

@@ -188,12 +188,14 @@ def number(
     real = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if real and low <= value <= high and not (above and value == low) and not (below and value == high):
         return kind(value)
-    limits = ""
+    limits, named = "", "an integer" if kind is int else "a number"
+    if real and below and value == high == math.inf:
+        named = "a finite number"
     if high < math.inf:
         limits = f" in {'(' if above else '['}{low:.10g}, {high:.10g}{')' if below else ']'}"
     elif low > -math.inf:
         limits = f" above {low:.10g}" if above else f" of at least {low:.10g}"
-    raise UsageError(f"must be {'an integer' if kind is int else 'a number'}{limits} (got {value!r:.40})")
+    raise UsageError(f"must be {named}{limits} (got {value!r:.40})")
 
 
 def entries(value: Any, of: Callable[[str], Any], check: Callable[[Any], Any]) -> tuple:
@@ -221,6 +223,7 @@ Share = Annotated[float, Limits(0, 1)]
 PositiveShare = Annotated[float, Limits(0, 1, above=True)]
 Rate = Annotated[float, Limits(0, 1, below=True)]  # such as of dropout
 NonNegativeFloat = Annotated[float, Limits(0, math.inf, below=True)]
+Temperature = Annotated[float, Limits(0)]  # infinity: all alike
 PositiveFloat = Annotated[float, Limits(0, math.inf, above=True, below=True)]
 ProperShare = Annotated[float, Limits(0, 1, above=True, below=True)]  # neither nothing nor all
 

@@ -74,7 +74,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.system.assets import model_path
-from multimodal.system.options import Natural, NonNegativeFloat, Positive, ProperShare, Share
+from multimodal.system.options import Natural, NonNegativeFloat, Positive, ProperShare, Share, Temperature
 from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.transcribe.conformer.decode import search_tokenizer
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -95,7 +95,7 @@ class LanguageModelRun:
     out: Path  # folder for the checkpoint with the lowest validation loss
     weights: tuple[float, ...] = ()  # share of the rows for each file of --data
     epochs: tuple[float, ...] = ()  # the same as epochs of each file, in proportion to each other
-    temperature: NonNegativeFloat = 0.0  # the same by size^(1/temperature); 0: off
+    temperature: Temperature = 0.0  # the same by size^(1/temperature); 0: off
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: ProperShare = 0.1
     documents: Split = "none"  # split the text into documents: lines, or at blank lines

@@ -48,7 +48,7 @@ from multimodal.data.loader import unchanged
 from multimodal.data.mixture import direction_repeats
 from multimodal.errors import UsageError, demand, multiple_of
 from multimodal.models.encoder_decoder import EncoderDecoder
-from multimodal.system.options import Natural, NonNegativeFloat, Positive, Rate
+from multimodal.system.options import Natural, Positive, Rate, Temperature
 from multimodal.tasks.evaluate.scores import bleu as corpus_bleu
 from multimodal.tasks.text.translate import translate
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -81,7 +81,7 @@ class TranslationRun:
     init: str | None = None  # translator of these languages to train further, which keeps its tokenizer and sizes
     test: str | None = None
     languages: tuple[str, ...] = ("en", "de", "fr", "cs")
-    temperature: NonNegativeFloat = 0.0  # of M2M100's sampling of directions (5 there); 0: each pair once per epoch
+    temperature: Temperature = 0.0  # of M2M100's sampling of directions (5 there); 0: each pair once per epoch
     often: tuple[str, ...] = ()  # directions that come more or less often than once per epoch, such as en-de=3
     vocabulary: Positive = 4000
     width: Positive = 192

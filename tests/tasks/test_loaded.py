@@ -3,6 +3,7 @@
 import inspect
 import io
 import pickle
+from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,7 @@ def test_a_pickle_has_the_arguments_of_the_construction(models, kind):
     if kind is list:
         labels[0] = "green"
     assert pickle.loads(pickle.dumps(one)).labels == one.labels == ["red", "blue"]
+    assert issubclass(type("Mixed", (Classifier, Sized), {}), Classifier)  # as frameworks do
 
 
 def test_a_pickle_of_a_missing_model_names_it(models, tmp_path):

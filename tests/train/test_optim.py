@@ -23,7 +23,7 @@ WSD = OptimSettings(schedule="wsd", warmup=10, floor=0.1, decay=0.25)
     [
         ({"rate": 0.0}, "rate must be a number above 0"),
         ({"rate": math.nan}, "rate must be a number above 0"),
-        ({"rate": math.inf}, "rate must be a number above 0"),
+        ({"rate": math.inf}, "rate must be a finite number above 0"),
         ({"warmup": -1}, "warmup must be an integer of at least 0"),
         ({"floor": 1.5}, "floor must be a number in [0, 1]"),
         ({"decay": 0.0}, "decay must be a number in (0, 1]"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import DataError
-from multimodal.system.options import Natural, Positive, PositiveShare, Rate
+from multimodal.system.options import Natural, Positive, PositiveShare, Rate, Temperature
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped
@@ -18,6 +18,7 @@ from multimodal.train.signals import Stopped
 class Sizes:
     layers: Natural = 1
     drop_path: Rate | None = None
+    temperature: Temperature = 0.0
 
 
 @dataclass
@@ -84,6 +85,7 @@ def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
         ([*BASE, "--layers", "-1"], "--layers must be an integer of at least 0 (got -1)"),
         ([*BASE, "--drop_path", "1"], "--drop_path must be a number in [0, 1) (got 1.0)"),
         ([*BASE, "--drop_path", "nan"], "--drop_path must be a number in [0, 1) (got nan)"),
+        ([*BASE, "--temperature", "inf", "--rate", "inf"], "--rate must be a finite number above 0 (got inf)"),
         ([*BASE, "--crop", "0"], "--crop must be a number in (0, 1] (got 0.0)"),
         ([*BASE, "--device", "gpu" * 100], f"--device {'gpu' * 100}: no such device"),
     ],

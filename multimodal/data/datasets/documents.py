@@ -23,8 +23,14 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Read the filled lines of a TSV, with their numbers, as cells, any of which may be empty. Raises DataError."""
-    return [(number, tsv_cells(line.strip(" "))) for number, line in enumerate(_lines(path), 1) if line.strip()]
+    """Read the filled lines of a TSV, with their numbers, as cells, any of which may be empty; first and last columns
+    without any text are left out. Raises DataError."""
+    rows = [(number, tsv_cells(line.strip(" "))) for number, line in enumerate(_lines(path), 1) if line.strip()]
+    for end in (0, -1):
+        while not any(cells[end].strip() for _, cells in rows):
+            for _, cells in rows:
+                del cells[end]
+    return rows
 
 
 def _lines(path: Path) -> list[str]:

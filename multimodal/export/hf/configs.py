@@ -24,7 +24,7 @@ WRITERS = DECODERS | TOWERS
 SEGMENTED = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "electra")  # a model without gets two of zeros
 SHOWN = 2
 UNLABELLED = ("-choice", "-next-sentence")  # ends of families whose classes have no names
-TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing", "head_bias_fixed")
+TRAINING = ("dropout", "drop_path", "stem_dropout", "checkpointing")
 
 
 def described(checkpoint: Checkpoint, kinds: Collection[str] = WRITERS) -> tuple[dict[str, Any], Tensors]:
@@ -96,6 +96,8 @@ def plain(config: Any) -> Any:
         return tuple(map(plain, config)) if isinstance(config, tuple) else config
     values = {one.name: plain(getattr(config, one.name)) for one in fields(config)}
     values |= {name: 0 for name in TRAINING if name in values}
+    if "head_bias" in values:
+        values["head_bias"] = bool(values["head_bias"])  # trained or not
     if "kv_heads" in values:
         values |= {"kv_heads": config.key_heads, "head_width": config.head_size}
         values["source_width"] = values["source_width"] or values["width"]

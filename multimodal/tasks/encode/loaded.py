@@ -1,12 +1,11 @@
 """Objects that load a model once and are called many times."""
 
 import copy
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
+from functools import wraps
 from itertools import islice
 from pathlib import Path
-from types import MethodType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,22 +20,21 @@ from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
 Result = TypeVar("Result")
-Made = TypeVar("Made")
 Model = str | Path | Checkpoint
 OnError = Literal["return", "raise"]
 
 
-class _Keeping(type):
-    """Gives a constructor its arguments in a form that repeats: iterators as lists, and copies of containers."""
+def _keeping(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, which keeps its arguments in a form that repeats: iterators as lists, copies of containers."""
 
-    def __call__(cls: type[Made], *arguments: Any, **named: Any) -> Made:
-        named = {name: _kept(value) for name, value in named.items()}
-        made: Made = type.__call__(cls, *map(_kept, arguments), **named)
-        return made
+    @wraps(init)
+    def keeping_init(self: "LoadedModel", *arguments: Any, **named: Any) -> None:
+        if "_arguments" not in vars(self):  # a subclass's constructor has kept its own
+            arguments, named = tuple(map(_kept, arguments)), {name: _kept(value) for name, value in named.items()}
+            self._arguments, self._lock = (arguments, named), threading.RLock()
+        init(self, *arguments, **named)
 
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        return inspect.signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
+    return keeping_init
 
 
 def _kept(value: Any) -> Any:
@@ -45,7 +43,7 @@ def _kept(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, list | dict | set | np.ndarray) else value
 
 
-class LoadedModel(metaclass=_Keeping):
+class LoadedModel:
     """Base of the objects that load a model once and are called many times.
 
     An object owns its converted weights. It pickles as its constructor's arguments at that time (but for a Checkpoint,
@@ -55,10 +53,10 @@ class LoadedModel(metaclass=_Keeping):
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _lock: threading.RLock
 
-    def __new__(cls, *arguments: Any, **named: Any) -> Any:
-        made = super().__new__(cls)
-        made._arguments, made._lock = (arguments, named), threading.RLock()
-        return made
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if "__init__" in vars(cls):
+            cls.__init__ = _keeping(cls.__init__)  # type: ignore[method-assign]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (type(self), *self._arguments)

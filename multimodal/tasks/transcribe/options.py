@@ -246,10 +246,9 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
 
     Raises UsageError for a name that is unknown or for another kind of model, or a bad value; CheckpointError for such
     a card, or a model that is no speech model."""
-    from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
+    from multimodal.tasks.encode.search_defaults import search_defaults
 
     kind = _kind(checkpoint)
-    warn_of_search(checkpoint, given, SpeechDecodingOptions)
     own = checkpoint.card.get("transcribe", {})
     try:
         if not isinstance(own, Mapping):

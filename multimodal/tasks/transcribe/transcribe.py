@@ -28,9 +28,10 @@ from multimodal.tasks.encode.loaded import (
     loaded,
     local,
 )
+from multimodal.tasks.encode.search_defaults import warn_of_search
 from multimodal.tasks.transcribe import scheduler, timeline
 from multimodal.tasks.transcribe.audio_source import AudioSource, name_of_audio
-from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions, options_for
+from multimodal.tasks.transcribe.options import RecognizerOptions, SpeechDecodingOptions, WhisperOptions, options_for
 from multimodal.tasks.transcribe.results import Transcription
 from multimodal.tasks.transcribe.sessions import Open, Session, Stream, opener
 from multimodal.tasks.transcribe.whisper.decode import batch_key
@@ -58,9 +59,9 @@ class Transcriber(LoadedModel):
     def __init__(self, model: Model | None = None, *, urls: bool = False, **options: Unpack[TranscribeArguments]):
         checkpoint = loaded(model, "transcribe")
         self.options = options_for(checkpoint, options)
+        warn_of_search(checkpoint, options, SpeechDecodingOptions)
         device = device_of(self.options.device, checkpoint)
-        self.checkpoint = prepare_for_inference(checkpoint, self.options.compute_type, device)
-        self.urls = urls
+        self.urls, self.checkpoint = urls, prepare_for_inference(checkpoint, self.options.compute_type, device)
         self._open, self._serve = opener(self.checkpoint, self.options)
 
     @overload
@@ -386,8 +387,7 @@ def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
         text = checkpoint.tokenizer.decode(tokens)
     result = {"text": text, "segments": [{"id": i, **segment} for i, segment in enumerate(segments)]}
     result |= max(channels, key=lambda one: sum(len(segment["tokens"]) for segment in one.segments())).language()
-    spans = [channel.coverage() for channel in channels]
-    result |= timeline.coverage(timeline.union(spans))
+    result |= timeline.coverage(timeline.union(spans := [channel.coverage() for channel in channels]))
     if options.split_channels:
         result["channels"] = [
             {"speaker": channel.speaker, **channel.language(), **timeline.coverage(own)}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -65,10 +65,8 @@ def text_to_text(
     size = c["vocab_size"] if shared else c["decoder_vocab_size"] or c["vocab_size"]
     context = c["max_position_embeddings"]
     encoder = TextConfig(0 if shared else c["vocab_size"], context, stack("encoder"), causal=False, **common)
-    biased = LOGIT_BIAS in tensors
-    decoder = TextConfig(
-        size, context, stack("decoder"), causal=True, tied=tied, head_bias=biased, head_bias_fixed=biased, **common
-    )
+    bias: Literal["fixed", False] = "fixed" if LOGIT_BIAS in tensors else False
+    decoder = TextConfig(size, context, stack("decoder"), causal=True, tied=tied, head_bias=bias, **common)
     return EncoderDecoderConfig(encoder, decoder, start_id(c))
 
 

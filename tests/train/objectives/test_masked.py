@@ -288,6 +288,8 @@ def test_labels_stand_in_the_column_that_the_header_says_and_are_classes(tmp_pat
     table = tmp_path / "rows.tsv"
     table.write_text("label\ttext\n1\tgood\n0\tbad\n", encoding="utf-8")
     assert read_labelled(table) == [("good", "1"), ("bad", "0")]
+    table.write_text("\tgood\t1\t\t\n\tbad\t0\t\t\n", encoding="utf-8")  # columns without any text
+    assert read_labelled(table) == [("good", "1"), ("bad", "0")]
     numbers = [LabelledText("a film", f"{i / 7:.3f}") for i in range(40)]
     with pytest.raises(DataError, match=r"rows\.tsv: 40 of 40 labels occur once, so these are texts or numbers"):
         classes_of(numbers, table)

@@ -60,8 +60,8 @@ def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):
     if kind not in WRITERS:
         return  # from a folder of transformers alone
     own = family.load(made.tensors, made.config, "file")
-    if getattr(getattr(own.model.config, "decoder", None), "head_bias_fixed", False):  # as one trained here
-        own.model.config = replace(own.model.config, decoder=replace(own.model.config.decoder, head_bias_fixed=False))
+    if getattr(getattr(own.model.config, "decoder", None), "head_bias", None) == "fixed":  # as one trained here
+        own.model.config = replace(own.model.config, decoder=replace(own.model.config.decoder, head_bias=True))
     source = Checkpoint(own.model, source=name, card=own.card)
     assert write_folder(source, parts_of(source), tmp_path) == []
     assert not (tmp_path / "manifest.json").exists()

@@ -9,6 +9,7 @@ import torch
 from multimodal.errors import CheckpointError
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.tasks.transcribe.options import options_for
+from multimodal.tasks.transcribe.transcribe import Transcriber
 from multimodal.weights.speech.conformer_torchaudio import CONFORMER
 from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
 from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
@@ -289,8 +290,11 @@ def test_search_of_a_whisper_s_generation_config_is_followed_or_named(tmp_path):
     assert options(num_beams=3).beam_size == 3
     assert options(("beam_size", 2), num_beams=3).beam_size == 2
     for told in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 3}, {"length_penalty": 0.5}):
-        with pytest.warns(UserWarning, match=f"asks for {next(iter(told))} .* not followed"):
-            assert options(**told).length_penalty is None
+        assert options(**told).length_penalty is None
+        checkpoint = replace(whispers()[1], card=WHISPER_HF.card(tmp_path, {"vocab_size": 51865}))
+        with pytest.warns(UserWarning, match=f"asks for {next(iter(told))} .* not followed") as found:
+            Transcriber(checkpoint)
+        assert len(found) == 1
 
 
 def test_suppressed_tokens_of_an_old_whisper_stand_in_its_configuration(tmp_path):
