@@ -108,9 +108,19 @@ def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Mo
         _computes_in(tower, dtype, rest)
         if fast and dtype == torch.bfloat16 and device.type == "cpu":
             replace_modules(tower, lambda part: BlockedAttention(part) if _has_blocks(part) else part)
-    made = _replaced(made, model, device) if fast else made.eval()
+    made = _replaced(made, model, device) if fast else _in_their_types(made.eval())
     _own(made, model)
     return made.requires_grad_(False)
+
+
+def _in_their_types(made: nn.Module) -> nn.Module:
+    """Move weights that hooks compute, such as those of pruning, to the place and type of what they are made of."""
+    for part in made.modules():
+        source = next(part.parameters(recurse=False), None)
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and source is not None:
+                vars(part)[name] = value.to(source.device, source.dtype)
+    return made
 
 
 def _replaced(made: nn.Module, model: nn.Module, device: torch.device) -> nn.Module:
