@@ -4,9 +4,9 @@ r"""Distil a text model (Sanh et al. 2019) into a student with half of its layer
     python recipes/text/distil.py --teacher lm --data $data/tinyshakespeare/input.txt --run distil-run --out lm-small \
         --threads 1
 
-The teacher is the checkpoint folder of a language model of train_lm.py or a masked one of train_mlm.py; its vocabulary
-and context are the student's. The report has the perplexity of the teacher, of the student before and after, and of a
-student of the same size that trained without teacher or its layers (`run/alone`).
+The teacher is a language model, such as train_lm.py writes, or a masked one, such as train_mlm.py writes; its
+vocabulary and context are the student's. The report has the perplexity of the teacher, of the student before and after,
+and of a student of the same size that trained without teacher or its layers (`run/alone`).
 
 Cost: 25 minutes of a core shared with other work (AMD EPYC), 1.1 GB, including the student alone. Perplexity per
 character of train_lm.py's model 4.54, of every second layer of it 6.61, of the student after 600 steps 5.01, of the
@@ -33,14 +33,15 @@ from multimodal.train.objectives.text.distillation import Distillation, student_
 from multimodal.train.objectives.text.language import Language, gpt2_weights
 from multimodal.train.objectives.text.masked import CollateMasked, MaskedLanguage, MaskedTexts, masked_figures
 from multimodal.train.objectives.text.masking import Masker, MaskSettings
-from multimodal.weights.folder import Checkpoint, load_folder
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import load
 
 Figures = Callable[[TextTransformer], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class DistillationRun:
-    teacher: Path  # checkpoint folder of a text model
+    teacher: str  # text model: a name, folder or file
     data: tuple[Path, ...]  # text files or manifests, plain or gzip
     out: Path  # folder for the student
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
@@ -64,7 +65,7 @@ class DistillationRun:
 
 def teacher_of(s: DistillationRun) -> Checkpoint:
     """Load the teacher. Raises CheckpointError or UsageError unless it is a text model that predicts tokens."""
-    known = load_folder(s.teacher)
+    known = load(s.teacher)
     if not isinstance(known.model, TextTransformer) or known.model.config.tied is None:
         raise UsageError(f"--teacher {s.teacher}: is a {known.kind} that predicts no tokens")
     if known.tokenizer is None:
@@ -127,7 +128,7 @@ def main(s: DistillationRun) -> dict[str, dict[str, float]]:
         scores["alone"] = figures(
             trained(s, "alone", (Language if causal else MaskedLanguage)(fresh), loader(), figures, known)
         )
-    card = {"teacher": str(s.teacher), "figures": scores}
+    card = {"teacher": s.teacher, "figures": scores}
     lines = [f"{who}: perplexity {own['perplexity']:.4g}" for who, own in scores.items()]
     checkpoint = Checkpoint(student, known.tokenizer, card=card)
     finish(s, checkpoint, [*s.data, *s.val], lines, figures=scores, run=s.loop.run / "student")
