@@ -1,7 +1,7 @@
-"""Hallucination rate: the share of 100 generated clips without speech (`multimodal.data.datasets.noises`) for which
+"""Hallucination rate: the share of 100 generated clips without speech (`benchmarks.studies.noises`) for which
 `transcribe` returns text, by the shipped models with and without voice activity detection.
 
-    python benchmarks/studies/hallucination.py --speech an4=../shared/data/speech/an4/test.jsonl
+    python -m benchmarks.studies.hallucination --speech an4=../shared/data/speech/an4/test.jsonl
 
 `--speech` adds the opposite error of `asr-conformer-en`: recordings with speech, listed in a manifest, that yield no
 text. Results are printed and saved in `hallucination.json`.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import multimodal
-from multimodal.data.datasets.noises import KINDS, Noise, collection
+from benchmarks.studies.noises import KINDS, Noise, collection
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import multimodal
-from multimodal.data.datasets.noises import clip as noise
+from benchmarks.studies.noises import clip as noise
 from multimodal.errors import UsageError
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe.vad import SpeechDetector

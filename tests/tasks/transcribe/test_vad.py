@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import multimodal
-from multimodal.data.datasets.noises import KINDS
-from multimodal.data.datasets.noises import clip as noise
+from benchmarks.studies.noises import KINDS
+from benchmarks.studies.noises import clip as noise
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import vad
