@@ -1,10 +1,7 @@
-"""whisper.cpp's ggml files of Whisper, read as data (models/convert-pt-to-ggml.py, `whisper_model_load`), with the
-block formats of ggml-quants.c."""
+"""whisper.cpp's ggml files of Whisper, read as data (models/convert-pt-to-ggml.py, `whisper_model_load`)."""
 
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,41 +12,8 @@ from multimodal.weights.files.binary import BinaryReader, binary_reader
 SIZES = ("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer",
          "n_text_ctx", "n_text_state", "n_text_head", "n_text_layer", "n_mels")  # fmt: skip
 MOST_SIZE = 1 << 20
-BLOCK = 32  # weights
-
-
-class BlockType(NamedTuple):
-    """A quantized type: bytes of a block, and what they stand for."""
-
-    size: int
-    load: Callable[[Tensor], Tensor]
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """The lower halves of 16 bytes, then the upper ones."""
-    return torch.cat([packed & 15, packed >> 4], 1)
-
-
-def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """Bit i of a 32-bit number, as the highest of five."""
-    bits = blocks[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.flatten(1) << 4
-
-
 FLOATS = {0: torch.float32, 1: torch.float16}
-BLOCKS = {
-    2: BlockType(18, lambda b: _half(b, 0) * (_nibbles(b[:, 2:]).float() - 8)),  # q4_0
-    3: BlockType(20, lambda b: _half(b, 0) * _nibbles(b[:, 4:]).float() + _half(b, 2)),  # q4_1
-    6: BlockType(22, lambda b: _half(b, 0) * ((_nibbles(b[:, 6:]) | _fifth_bits(b, 2)).float() - 16)),  # q5_0
-    7: BlockType(24, lambda b: _half(b, 0) * (_nibbles(b[:, 8:]) | _fifth_bits(b, 4)).float() + _half(b, 2)),  # q5_1
-    8: BlockType(34, lambda b: _half(b, 0) * b[:, 2:].view(torch.int8).float()),  # q8_0
-}
-# types that are named and not read (ggml.h, ggml_type)
-OTHERS = {9: "q8_1", 10: "q2_K", 11: "q3_K", 12: "q4_K", 13: "q5_K", 14: "q6_K", 15: "q8_K", 30: "bf16"}
+QUANTIZED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 
 
 def read_ggml(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -79,16 +43,24 @@ def _tensor(reader: BinaryReader) -> tuple[str, Tensor]:
     shape = reader.shape(axes, "a tensor")[::-1]
     name = reader.text(max(size, 0), "a tensor's name")
     what = f"tensor {name!r}"
-    if kind in FLOATS:
-        tensor = reader.tensor(FLOATS[kind], shape, what)
-    elif kind not in BLOCKS:
-        known = "f32, f16, q4_0, q4_1, q5_0, q5_1, q8_0"
-        raise ValueError(f"{what} is quantized as {OTHERS.get(kind, f'type {kind}')}, expected one of {known}")
-    elif not shape or shape[-1] % BLOCK:
-        raise ValueError(f"{what} of shape {list(shape)} does not split in blocks of {BLOCK}")
-    else:
-        block = BLOCKS[kind]
-        blocks = reader.tensor(torch.uint8, (math.prod(shape) // BLOCK, block.size), what)
-        tensor = block.load(blocks).reshape(shape)
+    tensor = reader.tensor(FLOATS[kind], shape, what) if kind in FLOATS else _quantized(reader, kind, shape, what)
     # a convolution's bias has a second axis of 1 there
     return name, tensor[:, 0] if name.endswith("bias") and tensor.ndim == 2 and tensor.shape[1] == 1 else tensor
+
+
+def _quantized(reader: BinaryReader, kind: int, shape: tuple[int, ...], what: str) -> Tensor:
+    """The numbers that a tensor's blocks stand for."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    known = {member.value: member for member in GGMLQuantizationType}
+    name = known[kind].name.lower() if kind in known else f"type {kind}"
+    if name not in QUANTIZED:
+        raise ValueError(f"{what} is quantized as {name}, expected one of f32, f16, {', '.join(QUANTIZED)}")
+    weights, size = GGML_QUANT_SIZES[known[kind]]
+    if not shape or not shape[-1] or shape[-1] % weights:
+        raise ValueError(f"{what} of shape {list(shape)} does not split in blocks of {weights}")
+    rows = reader.tensor(torch.uint8, (*shape[:-1], shape[-1] // weights * size), what)
+    with np.errstate(all="ignore"):  # a damaged scale
+        return torch.from_numpy(dequantize(rows.numpy(), known[kind]))

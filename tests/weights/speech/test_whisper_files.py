@@ -173,6 +173,7 @@ def test_bad_files_are_one_line(state, tmp_path):
     whole, data = ct2.read_bytes(), own.read_bytes()
     heads = whole.index(b"encoder/num_heads\0") + 18
     first = data.index(b"decoder.token_embedding.weight")
+    scale = first + len("decoder.token_embedding.weight")
     cases = [
         (ct2, whole[: len(whole) // 2], "a CTranslate2 model, cut off: variable"),
         (ct2, whole + b"more", "4 bytes follow its end"),
@@ -182,7 +183,10 @@ def test_bad_files_are_one_line(state, tmp_path):
         (ct2, whole.replace(b"WhisperSpec", b"WhispexSpec"), "spec must be 'WhisperSpec' \\(got 'WhispexSpec'\\)"),
         (own, data[: len(data) // 2], "a ggml file of whisper.cpp, cut off: "),
         (own, data[:4] + struct.pack("<i", -3) + data[8:], "not of Whisper: n_vocab is -3"),
-        (own, data[: first - 12] + struct.pack("<i", 12) + data[first - 8 :], "is quantized as q4_K, expected one of"),
+        (own, data[: first - 12] + struct.pack("<i", 12) + data[first - 8 :], "is quantized as q4_k, expected one of"),
+        (own, data[: first - 8] + struct.pack("<i", 31) + data[first - 4 :], r"shape \[100, 31\] does not split in"),
+        (own, data[: first - 8] + struct.pack("<i", 0) + data[first - 4 :], r"shape \[100, 0\] does not split in"),
+        (own, data[:scale] + struct.pack("<e", float("inf")) + data[scale + 2 :], "holds values that are not finite"),
         (own, data[:24] + struct.pack("<i", 4) + data[28:], r"embedding' has shape \[16, 32\], not \[4, 32\]"),
         (own, data[:16] + struct.pack("<i", 5) + data[20:], "width 32 is not divisible by heads 5"),
         (own, data[:48] + struct.pack("<i", 1 << 30) + data[52:], "cut off: the mel filters needs"),
