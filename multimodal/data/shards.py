@@ -77,7 +77,7 @@ def _folder_tars(folder: Path) -> list[str]:
 
 
 def is_tar(part: str) -> bool:
-    return part.startswith("pipe:") or (part.split("?")[0].lower().endswith(TARS) and not Path(part).is_dir())
+    return part.split("?")[0].lower().endswith(TARS) and not Path(part).is_dir()
 
 
 def plain_tar(path: Path, cache: Path | None = None) -> Path:
@@ -90,7 +90,7 @@ def plain_tar(path: Path, cache: Path | None = None) -> Path:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    return kept(str(path), identity, cache, lambda: Opening(lambda: gzip.open(path)))
+    return kept(str(path), identity, cache, Opening(lambda: gzip.open(path)))
 
 
 def shots(path: Path, name: str) -> Iterator[ShardSample]:

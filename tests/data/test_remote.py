@@ -3,13 +3,8 @@
 import contextlib
 import gzip
 import http.server
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -23,12 +18,6 @@ from multimodal.data.validate import validate
 from multimodal.errors import DataError
 from tests.helpers.data import sets
 from tests.helpers.data.servers import LocalServer, QuietRequest
-
-FETCH = """
-import pathlib, sys
-from multimodal.data.remote.copies import fetch
-fetch(sys.argv[1], pathlib.Path(sys.argv[2]))
-"""
 
 
 class Server(LocalServer):
@@ -183,7 +172,7 @@ def test_a_server_that_is_not_there(tmp_path, monkeypatch):
 def test_stores_without_a_driver_and_unknown_schemes(tmp_path):
     with pytest.raises(DataError, match=r"gs://bucket/x\.tar: cannot be copied .*gcsfs"):
         fetch("gs://bucket/x.tar", tmp_path)
-    for url in ("file:///etc/passwd", "ftp://x/y", "ssh://x/y", "local:///etc/passwd"):
+    for url in ("file:///etc/passwd", "ftp://x/y", "ssh://x/y", "local:///etc/passwd", "pipe:true"):
         with pytest.raises(DataError, match=r"URL scheme must be one of .*\(got '\w+'\)"):
             fetch(url, tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -246,54 +235,6 @@ def test_a_list_behind_a_url_reaches_what_lies_below_it(server, tmp_path, monkey
     report = validate(open_source(f"{server.url}/sets/a.jsonl?sig=a/b"))
     assert [fault.name.rpartition(" ")[2] for fault in report.faults] == ["2", "3"]
     assert server.asked == ["/sets/a.jsonl?sig=a/b", "/sets/good.png"]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def gone(pid: int) -> bool:
-    """Waits for the end of a process."""
-    limit = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < limit:
-        time.sleep(0.02)
-    return not alive(pid)
-
-
-def test_a_silent_pipe_is_given_up_and_ends_with_its_children(tmp_path, monkeypatch):
-    monkeypatch.setattr(copies, "PATIENCE", 1.0)
-    with pytest.raises(DataError, match=r"given up: 0 bytes in 1 s"):
-        fetch(f"pipe:sleep 600 & echo $! > {tmp_path}/child; wait; echo", tmp_path / "cache")
-    assert gone(int((tmp_path / "child").read_text()))
-    assert left(tmp_path / "cache") == []
-
-
-def test_what_a_pipe_leaves_behind_ends_with_it(tmp_path):
-    found = fetch(f"pipe:sleep 600 > /dev/null & echo $! > {tmp_path}/child; echo whole", tmp_path / "cache")
-    assert found.read_text() == "whole\n"
-    assert gone(int((tmp_path / "child").read_text()))
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_pipe_ends_with_us(number, tmp_path):
-    command = f"pipe:sleep 600 & echo $! > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/child; wait"
-    words = [sys.executable, "-c", FETCH, command, str(tmp_path / "cache")]
-    ours = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-    try:
-        limit = time.monotonic() + 60
-        while not (tmp_path / "child").exists() and time.monotonic() < limit:
-            time.sleep(0.02)
-        child = int((tmp_path / "child").read_text())
-        assert alive(child)
-        os.kill(ours.pid, number)
-        ours.wait(60)
-        assert gone(child)
-    finally:
-        ours.kill()
-        ours.wait()
 
 
 def test_gzip_bombs_are_given_up(tmp_path, monkeypatch):

@@ -113,14 +113,14 @@ def test_the_report_has_what_makes_the_run_again(tmp_path: Path):
     data.write_text("{}\n")
     walk(tmp_path / "run", 1, 6)
     settings = Settings(data, Inner())
-    path = write_report(tmp_path / "run", settings, [data, "pipe:cat x"], ["a cat | a cat"], ["python", "r.py", "a b"])
+    path = write_report(tmp_path / "run", settings, [data, "absent.tar"], ["a cat | a cat"], ["python", "r.py", "a b"])
     text = path.read_text()
     assert "python r.py 'a b'" in text
     assert "| loss | 5.5 |" in text
     assert "\na cat | a cat\n" in text
     facts = json.loads((path.parent / "run.json").read_text())
     assert facts["settings"] == {"data": str(data), "inner": {"rate": 0.5}}
-    assert facts["data"] == {str(data): fingerprint(data), "pipe:cat x": "not local"}
+    assert facts["data"] == {str(data): fingerprint(data), "absent.tar": "not local"}
     assert "torch" in facts["versions"]
     assert (path.parent / "curves.png").stat().st_size > 1000
     page = Page.of(path.parent / "report.html")

@@ -1,7 +1,7 @@
 """Local copies of URLs, made once.
 
-http and https are read here, stores such as s3:// by fsspec in this process; only `pipe:` of the user's own command
-line starts another program. A copy has limits of size and of time without progress, and ends with this process.
+http and https are read here, stores such as s3:// by fsspec in this process. A copy has limits of size and of time
+without progress, and ends with this process.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import threading
 import time
 import zlib
@@ -30,8 +29,6 @@ MOST = 64 << 30  # bytes of a shard
 MOST_OF_A_ROW = 4 << 30  # bytes of a file in a list
 FREE = 256 << 20  # bytes that a copy leaves on the disk
 BLOCK = 1 << 18  # bytes
-# The shell's group ends when our end of its third file closes, even if we are killed.
-GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 & exec 3<&-; eval "$1"'
 
 
 class Opening(NamedTuple):
@@ -50,18 +47,19 @@ def fetch(url: str, cache: Path | None = None, rule: UrlRule | None = None, most
     """Return the local copy of a URL, made on the first call; later calls return it even if the source has changed
     (delete the copy to read it again).
 
-    `rule` None: the user's own URL. `pipe:CMD` runs a shell command: pass only URLs that you wrote yourself. Raises
-    DataError."""
-    scheme = url.partition(":")[0].lower()
+    `rule` None: the user's own URL. Raises DataError."""
     rule = rule or UrlRule(url)
-    if scheme in WEB:
-        return kept(url, url, cache, lambda: Opening(lambda: opened(url, rule), rule.abort), most)
-    if scheme == "pipe":
-        return kept(url, url, cache, lambda: _piped(url[len("pipe:") :]), most)
-    if scheme not in STORES:
-        known = ", ".join((*sorted(WEB | STORES), "pipe"))
-        raise DataError(f"{url}: URL scheme must be one of {known} (got {scheme!r})")
-    return kept(url, url, cache, lambda: Opening(lambda: _stored(url)), most)
+    if known_scheme(url) in WEB:
+        return kept(url, url, cache, Opening(lambda: opened(url, rule), rule.abort), most)
+    return kept(url, url, cache, Opening(lambda: _stored(url)), most)
+
+
+def known_scheme(url: str) -> str:
+    """The scheme of a URL that `fetch` reads. Raises DataError for another."""
+    scheme = url.partition(":")[0].lower()
+    if scheme not in WEB | STORES:
+        raise DataError(f"{url}: URL scheme must be one of {', '.join(sorted(WEB | STORES))} (got {scheme!r})")
+    return scheme
 
 
 def fetch_row(url: str, cache: Path | None, trust: Trust, origin: str) -> Path:
@@ -69,7 +67,7 @@ def fetch_row(url: str, cache: Path | None, trust: Trust, origin: str) -> Path:
     return fetch(url, cache, UrlRule(url, trust, origin), MOST_OF_A_ROW)
 
 
-def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Opening], most: int | None = None) -> Path:
+def kept(name: str, identity: str, cache: Path | None, opening: Opening, most: int | None = None) -> Path:
     """Return a cached copy of the opened stream by its `identity`. Raises DataError."""
     from filelock import FileLock
 
@@ -82,19 +80,19 @@ def kept(name: str, identity: str, cache: Path | None, opener: Callable[[], Open
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):  # one copy for all processes of a machine
             if not target.exists():
-                _copy(opener, target, MOST if most is None else most)
+                _copy(opening, target, MOST if most is None else most)
     except (OSError, ValueError, EOFError, ImportError, zlib.error, RefusedError) as error:
         line = one_line(error)
         raise DataError(f"{name}: cannot be copied to {folder} ({line})") from None
     return target
 
 
-def _copy(opener: Callable[[], Opening], target: Path, most: int) -> None:
+def _copy(opening: Opening, target: Path, most: int) -> None:
     part = Path(f"{target}.part")
     try:
         for attempt in range(TRIES):
             try:
-                _Copy(opener(), part, most).run()
+                _Copy(opening, part, most).run()
                 break
             except TransientError as error:
                 if attempt == TRIES - 1:
@@ -111,8 +109,8 @@ class _Copy:
     """One copy, made by a thread, so that no library can block the caller, which gives it up if it stalls, grows too
     large, or is stopped."""
 
-    def __init__(self, opener: Opening, part: Path, most: int):
-        self.opener, self.part, self.most = opener, part, most
+    def __init__(self, opening: Opening, part: Path, most: int):
+        self.opening, self.part, self.most = opening, part, most
         self.count, self.error = 0, None
         self.ended = threading.Event()
 
@@ -123,7 +121,7 @@ class _Copy:
             self._wait()
         finally:
             if not self.ended.is_set():
-                self.opener.abort()
+                self.opening.abort()
                 self.ended.wait(1)
         if self.error is not None:
             raise self.error
@@ -138,7 +136,7 @@ class _Copy:
 
     def _read(self) -> None:
         try:
-            with contextlib.closing(self.opener.start()) as stream, self.part.open("wb") as file:
+            with contextlib.closing(self.opening.start()) as stream, self.part.open("wb") as file:
                 while data := stream.read(BLOCK):
                     self.count += len(data)
                     if self.count > self.most:
@@ -159,44 +157,3 @@ def _stored(url: str) -> Any:
 
     fsspec.get_filesystem_class(url.partition(":")[0].lower())  # ImportError for a missing driver
     return fsspec.open(url, "rb").open()
-
-
-def _piped(command: str) -> Opening:
-    pipe = _Pipe(command)
-    return Opening(pipe.start, pipe.abort)
-
-
-class _Pipe:
-    """Output of a shell command in its own process group."""
-
-    def __init__(self, command: str):
-        self.command, self.process = command, None
-        self.alive = -1  # closing it ends the group
-
-    def start(self) -> "_Pipe":
-        watched, self.alive = os.pipe()
-        try:
-            self.process = subprocess.Popen(
-                ["/bin/sh", "-c", GUARD, "sh", self.command], stdin=watched, stdout=subprocess.PIPE, bufsize=0,
-                start_new_session=True,
-            )  # fmt: skip
-        finally:
-            os.close(watched)
-        return self
-
-    def read(self, size: int) -> bytes:
-        if data := self.process.stdout.read(size):
-            return data
-        if code := self.process.wait():
-            raise OSError(f"the command ends with exit {code}")
-        return b""
-
-    def close(self) -> None:
-        self.abort()
-        self.process.wait()
-        self.process.stdout.close()
-
-    def abort(self) -> None:
-        alive, self.alive = self.alive, -1
-        if alive >= 0:
-            os.close(alive)

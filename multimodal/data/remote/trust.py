@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from multimodal.errors import UsageError
 
+# `pipe:` starts webdataset's commands: as a URL of an unknown scheme it is refused
 REMOTE = re.compile(r"pipe:|[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 WEB = frozenset({"http", "https"})
 STORES = frozenset({"s3", "gs", "gcs", "az", "abfs", "hf", "memory"})  # read by fsspec within this process
@@ -50,8 +51,6 @@ class Trust:
     def refuses_url(self, url: str) -> str:
         """Return the reason for not fetching a URL of a list."""
         scheme = url.partition(":")[0].lower()
-        if scheme == "pipe":
-            return f"a command in a list is not run ({url[:SHOWN]!r})"
         if scheme not in WEB | STORES:
             return f"{scheme}: URLs in a list are not read ({url[:SHOWN]!r})"
         host = host_of(url)

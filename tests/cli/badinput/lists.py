@@ -30,7 +30,7 @@ REFUSED = {
     "the metadata of a cloud": ("http://169.254.169.254/x.jpg", "--remote 169.254.169.254 allows it"),
     "a store that a program would read": ("gs://bucket/x.jpg", "--remote gs://bucket allows it"),
     "a file by URL": ("file:///etc/passwd", "file: URLs in a list are not read"),
-    "a command": ("pipe:touch ../outside/made", "a command in a list is not run"),
+    "a command": ("pipe:touch ../outside/made", "pipe: URLs in a list are not read"),
     "an absolute path": ("/etc/passwd", "('/etc/passwd'; --trust_paths allows it)"),
     "a path upwards": (
         "../red.png",
