@@ -1,6 +1,6 @@
 """Search of a million vectors: recall against exact search, latency cold and warm, memory, disk.
 
-    python benchmarks/studies/search.py --work FOLDER [--data FOLDER] [--kinds ivf hnsw] [--count 1000000]
+    python benchmarks/studies/search.py --work FOLDER [--data FOLDER] [--count 1000000]
 
 Synthetic vectors in the manner of CLIP's: 300 topics, 20,000 clusters with sizes by Zipf's law, and a spectrum that
 falls as the square root of the rank. Images share one mean vector and texts another, so that texts lie apart (the
@@ -73,7 +73,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def synthetic(folder: Path, kind: str, count: int) -> list[str]:
+def synthetic(folder: Path, count: int) -> list[str]:
     """Build the index; its queries are not those that tuned it. Returns notes."""
     space, random, notes = Space(), np.random.default_rng(1), []
     tuning, queries = ({"image": space.images(QUERIES, random), "text": space.texts(QUERIES, random)} for _ in range(2))
@@ -84,11 +84,11 @@ def synthetic(folder: Path, kind: str, count: int) -> list[str]:
             entries = [IndexEntry(f"/images/{row:07}.jpg", 100_000, 1_700_000_000 * 10**9) for row in rows]
             store.append(entries, space.images(len(rows), np.random.default_rng([2, at])))
         samples = {name: QuerySample(torch.from_numpy(values)) for name, values in tuning.items()}
-        finish(store, kind, 0.95, lambda _: samples, notes)
+        finish(store, "ivf", 0.95, lambda _: samples, notes)
     return notes
 
 
-def real(folder: Path, kind: str, data: Path) -> list[str]:
+def real(folder: Path, data: Path) -> list[str]:
     """Build the index of all images of the data except the queries. Returns notes."""
     vision, unpacked = data / "vision", folder.parent / "tiny-imagenet"
     for tar in sorted((vision / "tiny-imagenet").glob("*.tar")):
@@ -103,7 +103,7 @@ def real(folder: Path, kind: str, data: Path) -> list[str]:
     images = find_images([str(vision / "caltech101" / "val")])[::2][:QUERIES]
     queries = {"image": query_vectors(checkpoint, images=images), "text": query_vectors(checkpoint, captions)}
     np.savez(queries_file(folder), **{name: vectors.numpy() for name, vectors in queries.items()})
-    return build(files, checkpoint, folder, kind=kind, batch_size=64).notes
+    return build(files, checkpoint, folder, kind="ivf", batch_size=64).notes
 
 
 def queries_file(folder: Path) -> Path:
@@ -183,7 +183,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the indexes (4 GB for a million)")
     parser.add_argument("--data", type=Path, help="folder with vision/ (default: synthetic vectors)")
     parser.add_argument("--count", type=int, default=1_000_000)
-    parser.add_argument("--kinds", nargs="+", choices=["ivf", "hnsw"], default=["ivf"])
     parser.add_argument("--task", choices=["cold", "warm"], help=argparse.SUPPRESS)
     parser.add_argument("--exact", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -191,20 +190,19 @@ def main() -> None:
         print(json.dumps(child(args.work, args.task == "cold", args.exact)))
         return
     source = "clip-vit-16" if args.data else "synthetic"
-    for kind in args.kinds:
-        folder = args.work / f"{source}-{kind}"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if not (folder / "index.json").exists():
-            print(real(folder, kind, args.data) if args.data else synthetic(folder, kind, args.count))
-        record = json.loads((folder / "index.json").read_text())
-        facts = {key: record[key] for key in ("kind", "count", "dimension", "dtype", "effort", "recall")}
-        facts["mb"] = {part: round(file["bytes"] / 1e6, 1) for part, file in record["files"].items()}
-        for exact in (False, True) if kind == args.kinds[0] else (False,):
-            for threads in (1, 2):
-                row = {"source": source} | facts | {"search": "exact" if exact else kind, "threads": threads}
-                row |= measure(folder, threads, exact)
-                print(json.dumps(row), flush=True)
-                save(row)
+    folder = args.work / source
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not (folder / "index.json").exists():
+        print(real(folder, args.data) if args.data else synthetic(folder, args.count))
+    record = json.loads((folder / "index.json").read_text())
+    facts = {key: record[key] for key in ("kind", "count", "dimension", "dtype", "effort", "recall")}
+    facts["mb"] = {part: round(file["bytes"] / 1e6, 1) for part, file in record["files"].items()}
+    for exact in (False, True):
+        for threads in (1, 2):
+            row = {"source": source} | facts | {"search": "exact" if exact else record["kind"], "threads": threads}
+            row |= measure(folder, threads, exact)
+            print(json.dumps(row), flush=True)
+            save(row)
 
 
 if __name__ == "__main__":

@@ -243,8 +243,8 @@ def finish(
     if search and old.kind == kind and writer.extended and 2 * old.count >= writer.rows:
         extend_search(vectors, writer.folder / old.names()["search"], part)
     else:
-        build_search(vectors, kind, part)
-    index = open_search(part, kind, *vectors.shape)
+        build_search(vectors, part)
+    index = open_search(part, *vectors.shape)
     effort, shares = calibrated(index, vectors, samples(vectors), recall)
     if min(shares.values()) < recall:
         notes.append(f"recall {min(shares.values()):.3f} of the ten nearest, below the target {recall}")
@@ -259,7 +259,7 @@ def _is_intact(writer: IndexWriter, part: str, notes: list[str]) -> bool:
     try:
         check_file(writer.folder, record, part)
         if part == "search":
-            check_faiss(writer.folder / record.names()[part], record.kind, record.count, record.dimension)
+            check_faiss(writer.folder / record.names()[part], record.count, record.dimension)
     except CheckpointError as error:
         notes.append(f"{error}; rebuilt")
         return False

@@ -1,6 +1,6 @@
-"""Validate a FAISS file before FAISS maps it: the library trusts counts and links, and crashes on wrong ones.
+"""Validate a FAISS file before FAISS maps it: the library trusts counts, and crashes on wrong ones.
 
-Only the two formats of `build_search` are accepted (faiss/impl/index_write.cpp)."""
+Only the format of `build_search` is accepted (faiss/impl/index_write.cpp)."""
 
 import struct
 from pathlib import Path
@@ -10,17 +10,15 @@ import numpy as np
 
 from multimodal.errors import CheckpointError
 
-GRAPH = 32  # hnsw: neighbours per node; twice as many on the lowest level
 _DUMMY = 1 << 20  # written twice for obsolete fields
 _EIGHT_BITS = 0  # ScalarQuantizer::QT_8bit
-_NODES = 1 << 16  # checked at a time
 
 
-def check_faiss(path: Path, kind: str, count: int, width: int) -> None:
-    """Raises CheckpointError unless the file is a `kind` (ivf, hnsw) index of `count` vectors of `width` numbers."""
+def check_faiss(path: Path, count: int, width: int) -> None:
+    """Raises CheckpointError unless the file is an index of `count` vectors of `width` numbers."""
     try:
         file = _File(path)
-        (_check_ivf if kind == "ivf" else _check_hnsw)(file, count, width)
+        _check_ivf(file, count, width)
         file.same("end of the file", file.at, len(file.data))
     except (OSError, ValueError, struct.error) as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
@@ -93,43 +91,3 @@ def _check_ivf(file: _File, count: int, width: int) -> None:
         raise ValueError(f"a list of {sizes.max()} vectors")
     file.same("vectors in the lists", int(sizes.sum()), count)
     file.raw("lists", "u1", count * (width + 8))
-
-
-def _check_hnsw(file: _File, count: int, width: int) -> None:
-    file.header(b"IHNs", count, width)
-    depth = int(file.fields("Q")[0])
-    if not 0 < depth < 64:
-        raise ValueError(f"{depth} levels")
-    file.raw("level probabilities", "<f8", depth)
-    starts = file.array("neighbours of a level", "<i4", depth + 1)
-    file.same("neighbours of a level", starts.tolist(), [0, *(GRAPH * (level + 2) for level in range(depth))])
-    levels = file.array("levels", "<i4", count)
-    if levels.min() < 1 or levels.max() > depth:
-        raise ValueError(f"levels from {levels.min()} to {levels.max()}, of {depth}")
-    offsets = file.array("offsets", "<u8", count + 1)
-    if offsets[0] != 0 or (np.diff(offsets.astype(np.int64)) != starts[levels]).any():
-        raise ValueError("offsets do not fit the levels")
-    links = file.array("links", "<i4", int(offsets[-1]))
-    _check_links(links, levels, offsets, starts)
-    entry, highest, build, search, _ = file.fields("5i")
-    if not 0 <= entry < count or highest != levels[entry] - 1 or highest != levels.max() - 1:
-        raise ValueError(f"entry point {entry} on level {highest}")
-    if not (0 < build <= count + 1024 and 0 < search <= count + 1024):
-        raise ValueError(f"efforts {build} and {search}")
-    file.header(b"IxSQ", count, width)
-    file.quantizer(width)
-    file.array("codes", "u1", count * width)
-
-
-def _check_links(links: np.ndarray, levels: np.ndarray, offsets: np.ndarray, starts: np.ndarray) -> None:
-    """Each link leads to a node on its level; -1 is no link."""
-    for start in range(0, len(links), _NODES * GRAPH):
-        part = links[start : start + _NODES * GRAPH]
-        if part.min() < -1 or part.max() >= len(levels):
-            raise ValueError(f"a link to node {part.max()} of {len(levels)}")
-    for level in range(1, int(levels.max())):
-        nodes = np.flatnonzero(levels > level)
-        places = offsets[nodes].astype(np.int64)[:, None] + np.arange(starts[level], starts[level + 1])
-        ends = links[places.ravel()]
-        if (levels[ends[ends >= 0]] <= level).any():
-            raise ValueError(f"a link on level {level} to a node below it")

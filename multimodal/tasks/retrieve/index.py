@@ -145,7 +145,7 @@ class Index:
         try:
             note_times(self.folder, self.record, {"search": check_file(self.folder, self.record, "search")})
             path = self.folder / self.record.names()["search"]
-            return open_search(path, self.record.kind, self.record.count, self.record.dimension)
+            return open_search(path, self.record.count, self.record.dimension)
         except CheckpointError as error:
             warnings.warn(f"{error}; searching exactly; rerun multimodal index to rebuild it", stacklevel=2)
             return None

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
-from multimodal.tasks.retrieve.faiss_file import GRAPH, check_faiss
+from multimodal.tasks.retrieve.faiss_file import check_faiss
 from multimodal.tasks.retrieve.record import BLOCK, IndexRecord
 
 FLAT_MOST = 200_000  # rows: exact search takes milliseconds (benchmarks/studies/search.json)
@@ -26,7 +26,6 @@ NEAREST = 10  # neighbours that recall is measured on
 SHARED = 32  # queries; with fewer, threads cost more than they save
 ADDED = 1 << 14  # rows passed to FAISS at once
 PREFETCH = 4  # threads that read lists; FAISS starts 32 per query
-BUILD_EFFORT = 40  # hnsw: candidates when building (FAISS's default)
 
 
 class QuerySample(NamedTuple):
@@ -98,16 +97,13 @@ def kind_of_update(old: IndexRecord) -> str:
     return "auto" if old.kind == "flat" and old.count <= FLAT_MOST else old.kind
 
 
-def build_search(vectors: Float[np.ndarray, "N D"], kind: str, path: Path) -> None:
-    """Write an `ivf` (inverted lists) or `hnsw` (graph) index, with 8 bits per number."""
+def build_search(vectors: Float[np.ndarray, "N D"], path: Path) -> None:
+    """Write inverted lists with 8 bits per number."""
     faiss = _faiss()
     count, width = vectors.shape
     lists = 2 ** round(math.log2(4 * math.sqrt(count)))
     lists = max(1, min(lists, count // TRAINING))
-    name = f"IVF{lists},SQ8" if kind == "ivf" else f"HNSW{GRAPH}_SQ8"
-    index = faiss.index_factory(width, name, faiss.METRIC_INNER_PRODUCT)
-    if kind == "hnsw":
-        index.hnsw.efConstruction = BUILD_EFFORT
+    index = faiss.index_factory(width, f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
     sample = np.random.default_rng(0).choice(count, min(count, max(TRAINING * lists, 1 << 14)), replace=False)
     index.train(np.asarray(vectors[np.sort(sample)], np.float32))
     add_search(index, vectors)
@@ -127,18 +123,17 @@ def extend_search(vectors: Float[np.ndarray, "N D"], old: Path, path: Path) -> N
     faiss.write_index(index, str(path))
 
 
-def open_search(path: Path, kind: str, count: int, width: int) -> Any:
+def open_search(path: Path, count: int, width: int) -> Any:
     """Memory-mapped FAISS index. Raises CheckpointError."""
-    check_faiss(path, kind, count, width)
+    check_faiss(path, count, width)
     faiss = _faiss()
     try:
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP if kind == "ivf" else faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
     except RuntimeError as error:
         raise CheckpointError(f"{path}: cannot be read ({str(error).splitlines()[-1][:80]})") from None
-    if kind == "ivf":
-        lists = faiss.downcast_InvertedLists(index.invlists)
-        lists.prefetch_nthread = PREFETCH
-        _read_scattered(int(lists.ptr), lists.totsize)
+    lists = faiss.downcast_InvertedLists(index.invlists)
+    lists.prefetch_nthread = PREFETCH
+    _read_scattered(int(lists.ptr), lists.totsize)
     return index
 
 
@@ -152,10 +147,7 @@ def _read_scattered(start: int, size: int) -> None:
 def candidates(index: Any, queries: Float[Tensor, "Q D"], most: int, effort: int) -> Int[np.ndarray, "Q M"]:
     """Candidate rows, padded with -1."""
     faiss = _faiss()
-    if hasattr(index, "hnsw"):
-        chosen = faiss.SearchParametersHNSW(efSearch=max(effort, most))
-    else:
-        chosen = faiss.SearchParametersIVF(nprobe=max(effort, 1))
+    chosen = faiss.SearchParametersIVF(nprobe=max(effort, 1))
     found = index.search(queries.numpy(), most, params=chosen)[1]
     return np.where(found < index.ntotal, found, -1)  # row numbers come from the file unchecked
 
@@ -170,9 +162,9 @@ def calibrated(
 ) -> tuple[int, dict[str, float]]:
     """Smallest effort at which every sample reaches the target recall of its ten nearest, and the recalls."""
     expected = {name: _others(vectors, sample) for name, sample in samples.items()}
-    least, most = (CANDIDATES * NEAREST, EFFORTS[-1]) if hasattr(index, "hnsw") else (1, min(index.nlist, EFFORTS[-1]))
-    effort, shares = most, dict[str, float]()
-    for effort in [*(effort for effort in EFFORTS if least <= effort < most), most]:
+    effort = most = min(index.nlist, EFFORTS[-1])
+    shares = dict[str, float]()
+    for effort in [*(effort for effort in EFFORTS if effort < most), most]:
         for name, (queries, own) in samples.items():
             rows = candidates(index, queries, CANDIDATES * NEAREST, effort)
             found = rescored(vectors, queries, rows, NEAREST + (own is not None))[1]

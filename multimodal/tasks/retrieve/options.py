@@ -11,11 +11,11 @@ class IndexOptions(BatchOptions, ClipOptions):
     """None: as the index has it."""
 
     kind: str | None = option(
-        None, "flat: exact search; ivf: inverted lists; hnsw: proximity graph; auto: flat, ivf above 200,000 images "
-        "(default: that of the index, else auto)", choices=("auto", "flat", "ivf", "hnsw"),
+        None, "flat: exact search; ivf: inverted lists; auto: flat, ivf above 200,000 images "
+        "(default: that of the index, else auto)", choices=("auto", "flat", "ivf"),
     )  # fmt: skip
     recall: float | None = option(
-        None, f"recall@10 that ivf and hnsw are tuned to reach (default: that of the index, else {RECALL})", "SHARE",
+        None, f"recall@10 that ivf is tuned to reach (default: that of the index, else {RECALL})", "SHARE",
         low=0, high=1, above=True,
     )  # fmt: skip
     dtype: str | None = option(None, "type of the stored vectors (default: that of the index, else float16)",
@@ -24,4 +24,4 @@ class IndexOptions(BatchOptions, ClipOptions):
 
 class SearchOptions(VideoOptions):
     top: int = option(10, "images per query", "N", low=1)
-    exact: bool = option(False, "compare with every image (default: use the index's lists or graph)")
+    exact: bool = option(False, "compare with every image (default: use the index's lists)")

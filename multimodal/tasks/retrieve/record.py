@@ -65,8 +65,8 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class IndexRecord:
-    """`index.json`. `model` and `architecture` are arguments of `load`. `effort`: lists (ivf) or candidates (hnsw)
-    visited per query. `recall`: share of the ten nearest found, measured at build time. `files`: see `FileFacts`.
+    """`index.json`. `model` and `architecture` are arguments of `load`. `effort`: lists visited per
+    query. `recall`: share of the ten nearest found, measured at build time. `files`: see `FileFacts`.
     `native`: most patches of images at their own aspect, 0: as many as the model learned; None: the preprocessing's
     size."""
 
@@ -78,7 +78,7 @@ class IndexRecord:
     dtype: Literal["float16", "float32"]
     generation: int = 1
     count: int = 0
-    kind: Literal["flat", "ivf", "hnsw"] = "flat"
+    kind: Literal["flat", "ivf"] = "flat"
     effort: int = 0
     recall: dict[str, float] = field(default_factory=dict)
     files: dict[str, FileFacts] = field(default_factory=dict)
@@ -109,7 +109,10 @@ def read_index_record(folder: Path) -> IndexRecord:
     path = path_of(folder, UsageError, "index") / RECORD
     if not path.exists():
         raise UsageError(f"{folder}: holds no index (multimodal index makes one)")
-    return from_record(IndexRecord, read_json(path), str(path))
+    try:
+        return from_record(IndexRecord, read_json(path), str(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {AGAIN}") from None
 
 
 def check_file(folder: Path, record: IndexRecord, part: str) -> int:

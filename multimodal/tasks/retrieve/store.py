@@ -37,7 +37,7 @@ from multimodal.tasks.retrieve.record import (
 from multimodal.tokens.image.preprocessing import Preprocessing
 
 SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
-# files of an index; other files in its folder stay
+# files of an index, of older versions too; other files in its folder stay
 MADE = re.compile(r"((vectors-\d+\.npy|images-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)")
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype", "native")
 

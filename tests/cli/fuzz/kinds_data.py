@@ -159,7 +159,7 @@ def results(r: Random, seeds: Seeds, place: Place) -> Case:
 @kind
 def index(r: Random, seeds: Seeds, place: Place) -> Case:
     place.clear()
-    made = seeds / "made" / r.choice(("flat", "ivf", "hnsw"))
+    made = seeds / "made" / r.choice(("flat", "ivf"))
     os.rmdir("out")
     shutil.copytree(made, "out")
     bad = r.choice(sorted(path for path in Path("out").iterdir() if path.name != "lock"))

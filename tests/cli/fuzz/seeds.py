@@ -209,7 +209,7 @@ def made(folder: Path, seeds: Seeds) -> None:
 
     os.chdir(folder)
     os.mkdir("images")
-    for number in range(90):  # enough for ivf and hnsw
+    for number in range(90):  # enough for ivf
         pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), np.uint8)
         Image.fromarray(pixels).save(f"images/{number:02}.png")
     clip, some = seeds.model("clip"), ["images/00.png", "images/01.png", "images/02.png"]
@@ -218,7 +218,7 @@ def made(folder: Path, seeds: Seeds) -> None:
         ["classify", some[0], *labels, "--save_classifier", "saved.safetensors", "--threshold", "0.2"],
         ["classify", *some, *labels, "-o", "classes.csv"], ["classify", *some, *labels, "-o", "classes.jsonl"],
         ["caption", *some, "-m", seeds.model("captioner"), "-o", "captions.csv"],
-        *(["index", "images", "-m", clip, "-o", kind, "--kind", kind] for kind in ("flat", "ivf", "hnsw")),
+        *(["index", "images", "-m", clip, "-o", kind, "--kind", kind] for kind in ("flat", "ivf")),
     ):  # fmt: skip
         try:
             main(words)
