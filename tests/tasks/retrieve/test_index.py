@@ -290,9 +290,7 @@ def test_an_index_of_a_kind_that_is_no_more_is_one_line_and_replaced(clip, photo
     (folder / "index.json").write_text(json.dumps(record | {"kind": "hnsw"}))
     (folder / "hnsw-1-1.faiss").touch()
     for use in (open_index, lambda folder: build(photos, clip, folder)):
-        with pytest.raises(
-            CheckpointError, match=r"kind: expected 'flat' or 'ivf' \('hnsw'\); run .* --overwrite"
-        ):
+        with pytest.raises(CheckpointError, match=r"kind: expected 'flat' or 'ivf' \('hnsw'\); run .* --overwrite"):
             use(folder)
     build(photos, clip, folder, overwrite=True)
     holds(clip, folder, photos)
