@@ -169,7 +169,10 @@ def _for_cpu(
     quick = _encodes_in_int8(model, compute_type)
     if quick or (dtype == rest == torch.float32 and prefers_native()):
         for name in towers:
-            in_native(made.get_submodule(name), quick)
+            owner = made.get_submodule(name.rpartition(".")[0])
+            # disentangled attention maps its table of positions to queries and keys alone
+            apart = isinstance(owner, TextTransformer) and owner.relative is not None
+            in_native(made.get_submodule(name), quick, join=not apart)
     prepare_speech(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
     packed = [""]  # the whole model

@@ -327,7 +327,8 @@ class TextTransformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        # compiled maps and norms have no parameters, and a tower may have nothing else; they are for a CPU
+        return next((own.device for own in self.parameters()), torch.device("cpu"))
 
     def logits(self, states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         states, cap = self.before_logits(states), self.config.logit_cap

@@ -46,12 +46,12 @@ def prefers_native() -> bool:
     return choose(OUTPUTS, INPUTS, {"packed": PackedLinear, "native": NativeLinear}, usual, (ROWS,)) == "native"
 
 
-def in_native(tower: nn.Module, int8: bool) -> None:
-    """Replace the norms and the linear maps of the tower's blocks, those in 8-bit integers or in floats. Query, key and
-    value become one, but not in a stack's last block, of which some towers need one position alone."""
+def in_native(tower: nn.Module, int8: bool, join: bool) -> None:
+    """Replace the norms and the linear maps of the tower's blocks, those in 8-bit integers or in floats. `join`: query,
+    key and value become one, but not in a stack's last block, of which some towers need one position alone."""
     lasts = {stack.last for stack in tower.modules() if isinstance(stack, Stack) and len(stack.blocks)}
     for block in [part for part in tower.modules() if isinstance(part, Block | ConformerBlock)]:
-        if can_join(block.attention) and block not in lasts:
+        if join and can_join(block.attention) and block not in lasts:
             block.attention = FusedAttention(block.attention)
         normed = not isinstance(block, FusedBlock)  # whose steps read its norms
         for part in list(block.modules()):

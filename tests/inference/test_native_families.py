@@ -1,0 +1,37 @@
+"""Text models of every family in compiled maps, which leave a tower few parameters, or none."""
+
+import pytest
+import torch
+
+from multimodal.inference import prepare
+from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.weights.folder import Checkpoint
+from multimodal.weights.load import families
+from tests.helpers.references import causal, decoders, encoders, seq2seq
+
+FAMILIES = {(name, kind.__name__): kind for kind in (causal, decoders, encoders, seq2seq) for name in kind.CASES}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("kind", "most"), [("float32", 1e-5), ("int8", 0.15)])
+@pytest.mark.parametrize("name", FAMILIES, ids=lambda name: name[0])
+def test_a_text_model(name: tuple[str, str], kind: str, most: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prepare, "prefers_native", lambda: True)
+    monkeypatch.setattr(prepare, "prefers_int8", lambda dtype: True)
+    made = FAMILIES[name].case(name[0])
+    family = families()[made.family] if isinstance(made.family, str) else made.family
+    model = family.load(made.tensors, made.config, "file").model
+    quick = prepare_for_inference(Checkpoint(model, source="tiny"), kind).model
+    ids = torch.randint(3, 40, (2, 8), generator=torch.Generator().manual_seed(0))
+    valid = torch.arange(8) < torch.tensor([[8], [5]])
+    with torch.inference_mode():
+        for real in (None, valid):
+            states = [
+                one.decoder.states(ids, one.encode(ids, real), real)
+                if isinstance(one, EncoderDecoder)
+                else one.states(ids, valid=real)
+                for one in (model, quick)
+            ]
+            right, found = states if real is None else (one[real] for one in states)
+            assert (found - right).norm() <= most * right.norm()
