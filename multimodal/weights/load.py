@@ -142,7 +142,7 @@ def recognize(tensors: Tensors, config: dict[str, Any], where: str) -> Family:
     some = ", ".join(sorted(tensors)[:3])
     kind = str(config.get("model_type") or config.get("architecture") or _open_clip_kind(config))
     known = {name: None for family in families().values() for name in family.types if name}
-    alike = [] if kind in known else get_close_matches(kind, known, n=3, cutoff=0.5)
+    alike = [] if kind in known else get_close_matches(kind, known, n=3, cutoff=0.75)
     hint = f"; near: {', '.join(alike)}" if alike else ""
     tower = config.get("vision_config")
     head = architecture(config) if kind in known and not tower else ""

@@ -98,4 +98,5 @@ def _tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 MOONSHINE = Family(
     "moonshine", Moonshine, ("model.encoder.conv3.weight", EMBEDDING), _config, _rows, _tokenizer, needs="config.json",
     beside=PREPROCESSOR, defaults={"max_position_embeddings": 512, "decoder_start_token_id": 1, "eos_token_id": 2},
+    types=("", "moonshine"),
 )  # fmt: skip

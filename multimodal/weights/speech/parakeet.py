@@ -139,9 +139,10 @@ def check_features(folder: Path | None, config: dict[str, Any]) -> dict[str, Any
 
 PARAKEET_CTC = Family(
     "parakeet-ctc", ConformerCTC, ("ctc_head.weight", "encoder.subsampling.linear.weight"), _ctc_config, ctc_rows,
-    _tokenizer, card=check_features, needs="config.json",
+    _tokenizer, card=check_features, needs="config.json", types=("", "parakeet_ctc"),
 )  # fmt: skip
 PARAKEET_TRANSDUCER = Family(
     "parakeet-transducer", Transducer, ("joint.head.weight", "encoder.subsampling.linear.weight"), _transducer_config,
     transducer_rows, _tokenizer, card=check_features, needs="config.json", defaults={"max_symbols_per_step": 10},
+    types=("", "parakeet_rnnt", "parakeet_tdt"),
 )  # fmt: skip

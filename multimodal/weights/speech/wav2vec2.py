@@ -164,7 +164,7 @@ def _family(name: str) -> Family:
 
     return Family(
         name, ConformerCTC, (f"{name}.feature_projection.projection.weight", "lm_head.weight"), _config, rows,
-        _tokenizer, card=_without_lm, needs="config.json", beside=PREPROCESSOR,
+        _tokenizer, card=_without_lm, needs="config.json", beside=PREPROCESSOR, types=("", name),
     )  # fmt: skip
 
 

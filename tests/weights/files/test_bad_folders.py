@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError
-from multimodal.weights.load import load
+from multimodal.weights.load import load, recognize
+from tests.helpers.references import speech
 from tests.helpers.references.causal import case
 
 INDEX = "model.safetensors.index.json"
@@ -33,6 +34,7 @@ def folder(tmp_path):
 CONFIGS = [
     ({"model_type": "bart", "architectures": ["BartForCausalLM"]}, r"BartForCausalLM is not supported \(bart; 36 tens"),
     ({"model_type": "qwen4"}, r"unknown format \(qwen4; .*\); near: qwen3"),
+    ({"model_type": "unispeech"}, r"unknown format \(unispeech; [^;]*\)$"),  # no model of another task is near
     (
         {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},  # Pixtral as transformers saves it
         r"unknown format \(llava with vision_config of kind 'pixtral'; ",
@@ -62,6 +64,24 @@ def test_a_configuration_that_contradicts_its_tensors_or_is_unknown(folder, chan
     with pytest.raises(CheckpointError, match=cause) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("parakeet-ctc", "lasr_ctc"), ("parakeet-rnnt", "nemotron_asr_streaming"), ("hubert", "hubert-other"),
+     ("moonshine", "moonshine_streaming")],
+)  # fmt: skip
+def test_a_speech_model_of_another_kind_is_unknown_not_damaged(name, kind):
+    made = speech.case(name)
+    with pytest.raises(CheckpointError, match=rf"^file: unknown format \({kind}; "):
+        recognize(made.tensors, made.config | {"model_type": kind}, "file")
+
+
+def test_a_speech_encoder_without_a_head_is_named():
+    made = speech.case("hubert")
+    tensors = {name: tensor for name, tensor in made.tensors.items() if not name.startswith("lm_head")}
+    with pytest.raises(CheckpointError, match=r"^file: HubertModel is not supported \(hubert; [^;]*\)$"):
+        recognize(tensors, made.config | {"architectures": ["HubertModel"]}, "file")
 
 
 def test_code_that_a_configuration_names_is_not_run(folder):
