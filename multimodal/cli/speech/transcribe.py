@@ -321,7 +321,10 @@ def _checkpoint(options: Namespace) -> "Checkpoint":
 
 
 def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str, Any]:
-    """Options of `multimodal.transcribe`: what was given, and this command's own defaults."""
+    """Options of `multimodal.transcribe`: what was given, and this command's own defaults. Raises UsageError for a flag
+    that needs times of words, with a model that does not give them."""
+    from multimodal.tasks.transcribe.conformer.text_decoder import check_words
+
     chosen = {name: value for name, value in given.items() if name not in COMMAND_ONLY}
     whisper, card = checkpoint.kind == "speech_to_text", checkpoint.card.get("transcribe")
     if whisper:  # openai-whisper's command has other defaults than its function
@@ -332,7 +335,8 @@ def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str,
         chosen["temperature"] = _temperatures(given.get("temperature", 0.0), step)
     if given.get("fp16") is False:
         chosen["compute_type"] = "float32"
-    if any(given.get(name) for name in NEED_WORDS):
+    if timed := [name for name in NEED_WORDS if given.get(name)]:
+        check_words(checkpoint, timed[0])
         chosen.setdefault("word_timestamps", True)
     if "decode_log" in given:
         chosen["decode_log"] = True

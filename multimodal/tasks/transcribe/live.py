@@ -9,10 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.errors import UsageError
-from multimodal.models.conformer import ConformerCTC
-from multimodal.models.speech.seq2seq import SpeechSeq2Seq
-from multimodal.models.speech.transducer import Transducer
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.transcribe.conformer.decode import tokenizer_of, with_language_model
 from multimodal.tasks.transcribe.conformer.recognizer import ChunkedRecognizer, RedecodingRecognizer
@@ -69,17 +65,17 @@ def run(read: Callable[[int], bytes], checkpoint: Checkpoint, options: LiveOptio
 def live_options(checkpoint: Checkpoint, options: LiveOptions | None = None) -> LiveOptions:
     """Options with what they name loaded. Raises UsageError for options or a model unfit for speech, and as `run`
     does."""
-    options = options or LiveOptions()
+    options, own = options or LiveOptions(), options_for(checkpoint, {})
+    decode, threshold = options.decode or own, options.threshold
+    if threshold is None:
+        threshold = getattr(decode, "vad_threshold", own.vad_threshold)
     if isinstance(checkpoint.model, Whisper):
-        decode = options.decode or options_for(checkpoint, {})
         whisper_language(checkpoint, decode)  # refuse what is unfit before reading anything
-        return options.replace(decode=decode)
-    if not isinstance(checkpoint.model, ConformerCTC | Transducer | SpeechSeq2Seq):
-        raise UsageError(f"model {checkpoint.source}: expected a speech model, got {checkpoint.kind}")
-    decode = options.decode or options_for(checkpoint, {})
-    if isinstance(decode, RecognizerOptions):
-        only_language(checkpoint, decode.language, decode.task)
-    return options.replace(decode=with_language_model(checkpoint, decode))
+    else:
+        if isinstance(decode, RecognizerOptions):
+            only_language(checkpoint, decode.language, decode.task)
+        decode = with_language_model(checkpoint, decode)
+    return options.replace(decode=decode, threshold=threshold)
 
 
 def new_recognizer(checkpoint: Checkpoint, options: SpeechDecodingOptions | WhisperOptions) -> Recognizer:

@@ -31,7 +31,7 @@ class WordTiming(NamedTuple):
     start: float
     end: float
     probability: float
-    of_tokens: tuple[float, ...] = ()  # probability of each token, of a CTC model
+    of_tokens: tuple[float, ...] = ()  # probability of each token, where known
 
     def entry(self, offset: float) -> dict[str, Any]:
         """The word in a result; `offset` in seconds of the recording."""

@@ -15,8 +15,9 @@ from multimodal.tasks.evaluate.scores import normalizer, word_errors
 from multimodal.tasks.evaluate.transcripts import TranscribedItem, TranscriptEvaluation, aligned, compared
 from multimodal.tasks.report.page import columns
 from tests.helpers.commands import Page, one_line, run
-from tests.helpers.data.sets import lines
+from tests.helpers.data.sets import lines, wav
 from tests.helpers.paths import ROOT
+from tests.weights.speech.test_moonshine import folder
 
 SAMPLE = ROOT / "assets" / "sample"
 
@@ -182,6 +183,16 @@ def test_broken_lines_and_recordings_are_named_by_their_line_and_the_others_eval
     assert "| utterances | 3 |" in text
     assert "list.jsonl line 4: " in text
     assert "asr-conformer-en" in text
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
+def test_a_report_of_a_model_without_times_of_words(capsys, tmp_path):
+    (tmp_path / "a.wav").write_bytes(wav(1.0))
+    manifest = lines(tmp_path / "list.jsonl", [{"audio_filepath": "a.wav", "duration": 1.0, "text": "one"}])
+    flags = ["--model", folder(tmp_path / "moonshine"), "--vad_filter", "False", "--report", tmp_path / "a.html"]
+    code, _, err = run(capsys, "evaluate", "asr", manifest, *flags)
+    assert (code, err) == (0, "")
+    assert "<audio" in (tmp_path / "a.html").read_text()
 
 
 def test_json_and_the_flags_of_transcription(capsys, tmp_path, manifest):

@@ -12,9 +12,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from multimodal import transcribe
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.errors import CheckpointError
+from multimodal.tasks.transcribe.conformer.recognizer import RedecodingRecognizer
+from multimodal.tasks.transcribe.options import options_for
+from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.convert import convert
 from multimodal.weights.load import families, load
@@ -147,11 +151,36 @@ def test_the_command_tells_languages_and_task(tmp_path, capsys):
         (("--language", "fr"), "'fr': the model knows de, en"),
         (("--task", "translate", "--target_language", "fr"), "--target_language 'fr': the model knows de, en"),
         (("--target_language", "de"), "--target_language needs task translate (got 'transcribe')"),
-        (("--word_timestamps", "True"), "CTC"),
+        (("--word_timestamps", "True"), f"--word_timestamps needs times of words, which {made} does not give"),
+        (("--max_line_width", "20"), f"--max_line_width needs times of words, which {made} does not give"),
+        (("--lm", "asr-lm-en"), f"--lm needs a CTC model or a transducer (got {made})"),
     ):
         code, _, err = run(capsys, *fixed, *flags)
         assert code == 1
         assert cause in one_line(err)
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
+def test_partials_are_in_the_language_asked_for(tmp_path):
+    checkpoint, wave = load(folder(tmp_path / "hub")), read_audio(wav(1.0))
+    finals = set()
+    for asked in ({}, {"language": "de"}, {"language": "de", "task": "translate"}):
+        options = options_for(checkpoint, asked | {"beam_size": 3})
+        greedy = RedecodingRecognizer(checkpoint, options.replace(beam_size=1)).final(wave)
+        assert RedecodingRecognizer(checkpoint, options).partial(wave) == greedy
+        finals.add(greedy.avg_logprob)
+    assert len(finals) == 3
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_log_probabilities_of_tokens_sum_up_to_the_texts(beams, tmp_path):
+    with pytest.warns(UserWarning, match="the text was cut"):  # so that no end adds its own
+        found = transcribe(wav(1.0), load(folder(tmp_path / "hub")), vad_filter=False, beam_size=beams,
+                           no_speech_threshold=None, token_logprobs=True)  # fmt: skip
+    (segment,) = found["segments"]
+    assert len(segment["token_logprobs"]) == len(segment["tokens"])
+    mean = sum(segment["token_logprobs"]) / (len(segment["tokens"]) + 1)
+    assert mean == pytest.approx(segment["avg_logprob"], abs=1e-5)
 
 
 def plain(tensors, ids, frames, heads):

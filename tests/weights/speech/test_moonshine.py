@@ -19,6 +19,7 @@ from tests.helpers.parity import record
 from tests.helpers.references.speech import case, check_layout, on_meta
 
 WAVES = [torch.randn(n, generator=torch.Generator().manual_seed(n)) * 0.3 for n in (1500, 16000, 9999)]
+CLIPPED = WAVES[1].clamp(-1, 1)  # as a recording is read
 IDS = torch.tensor([[1, 7, 30, 12, 5]])
 
 
@@ -134,6 +135,39 @@ def test_a_generation_config_is_followed(beams, more, stated_by, tmp_path):
     ours = transcribe(wave, load(tmp_path / "hub"), vad_filter=False, no_speech_threshold=None)
     found = [token for one in ours["segments"] for token in one["tokens"]]
     assert found == [i for i in theirs[1:] if i not in asked["eos_token_id"]]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("asked", [{"max_new_tokens": 5}, {"max_length": 8}, {"max_new_tokens": 6, "max_length": 4}])
+def test_the_most_tokens_of_a_generation_config_are_followed(asked, beams, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = case("moonshine").model.generate(CLIPPED[None], do_sample=False, num_beams=beams, **asked)[0].tolist()
+    (folder(tmp_path / "hub") / "generation_config.json").write_text(json.dumps(asked))
+    options = {"vad_filter": False, "beam_size": beams, "compute_type": "float32"}
+    cut = f"the text was cut at {len(theirs) - 1} tokens, its limit"
+    with nullcontext() if theirs[-1] == 2 else pytest.warns(UserWarning, match=cut):
+        ours = transcribe(CLIPPED, load(tmp_path / "hub"), **options)
+    assert ours["segments"][0]["tokens"] == [i for i in theirs[1:] if i != 2]
+
+
+@pytest.mark.parametrize("asked", [{"max_new_tokens": "many"}, {"max_new_tokens": 0}, {"max_length": 1}])
+def test_most_tokens_that_leave_none_are_refused(asked, tmp_path):
+    (folder(tmp_path / "hub") / "generation_config.json").write_text(json.dumps(asked))
+    with pytest.raises(CheckpointError, match=f"generation_config.json: {next(iter(asked))} must be an integer of at"):
+        transcribe(WAVES[1], load(tmp_path / "hub"))
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
+@pytest.mark.parametrize("beams", [1, 3])
+def test_log_probabilities_of_tokens_are_those_of_transformers(beams, tmp_path):
+    options = {"vad_filter": False, "beam_size": beams, "compute_type": "float32", "token_logprobs": True}
+    (segment,) = transcribe(CLIPPED, load(folder(tmp_path / "hub")), **options)["segments"]
+    ids = torch.tensor([[1, *segment["tokens"]]])
+    with torch.no_grad():
+        theirs = case("moonshine").model(CLIPPED[None], decoder_input_ids=ids).logits.log_softmax(-1)
+    expected = theirs[:, :-1].gather(2, ids[:, 1:, None]).flatten()
+    assert (torch.tensor(segment["token_logprobs"]) - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")

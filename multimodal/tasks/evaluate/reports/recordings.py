@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multimodal.data.sources import Source
+from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.tasks.evaluate.transcripts import Utterance
 from multimodal.tasks.report.media import UNREADABLE, recording
 from multimodal.tasks.transcribe.transcribe import transcribe_many
@@ -34,7 +35,8 @@ def recordings(
     options: Mapping[str, Any],
 ) -> dict[int, Recording]:  # fmt: skip
     """By the key of each utterance that can still be read; one warning names the others. Word times come from
-    transcribing the same seconds again, except in translations, whose words nobody said."""
+    transcribing the same seconds again, except in translations, whose words nobody said, and with models that give
+    none."""
     waves, sounds, faults = {}, {}, []
     for one in utterances:
         try:
@@ -46,7 +48,8 @@ def recordings(
             faults.append(error)
     if faults:
         warnings.warn(f"cannot play {len(faults)} of {len(utterances)} recordings ({faults[0]})", stacklevel=2)
-    spoken = {} if options.get("task") == "translate" else _timed(waves, checkpoint, options)
+    untimed = options.get("task") == "translate" or isinstance(checkpoint.model, SpeechSeq2Seq)
+    spoken = {} if untimed else _timed(waves, checkpoint, options)
     found = {one.key: [edit.found for edit in one.edits if edit.found] for one in utterances}
     return {
         one.key: Recording(uri, word_times(found[one.key], spoken.get(one.key, []), normal), one.seconds)

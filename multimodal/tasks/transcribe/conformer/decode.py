@@ -29,8 +29,7 @@ from multimodal.models.speech.seq2seq import SpeechSeq2Seq
 from multimodal.models.speech.transducer import Transducer
 from multimodal.models.text import TextTransformer
 from multimodal.system.assets import model_path
-from multimodal.tasks.encode.search_defaults import search_settings
-from multimodal.tasks.transcribe.conformer.text_decoder import check_options, decode_texts, prompt_of
+from multimodal.tasks.transcribe.conformer.text_decoder import check_decoding, decode_texts
 from multimodal.tasks.transcribe.conformer.transducer import decode_all, fused
 from multimodal.tasks.transcribe.conformer.words import ctc_words
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
@@ -90,8 +89,7 @@ def decode_frames(
     if isinstance(model, Transducer):
         return _by_transducer(model, encoded, checkpoint, options)
     if isinstance(model, SpeechSeq2Seq):
-        further = search_settings(checkpoint).get("eos_token_id", ())
-        return decode_texts(model, encoded, tokenizer_of(checkpoint), options, further)
+        return decode_texts(checkpoint, tokenizer_of(checkpoint), encoded, options)
     blank = model.config.blank
     # window by window: the last bits of a matrix product may depend on its number of rows
     logprobs = [model.ctc_logits(frames[None])[0].float().log_softmax(-1) for frames in encoded]
@@ -145,8 +143,7 @@ def with_language_model(checkpoint: Checkpoint, options: Options) -> Options:
     """The options with their language model loaded. Raises as `language_model`, and UsageError for what the model lacks
     for an option."""
     if isinstance(checkpoint.model, SpeechSeq2Seq):
-        check_options(checkpoint.source, options)
-        prompt_of(checkpoint.model, tokenizer_of(checkpoint), options)
+        check_decoding(checkpoint, tokenizer_of(checkpoint), options)
     if options.lm is None or isinstance(options.lm, Fusion):
         return options
     tokenizer, device = search_tokenizer(checkpoint), next(checkpoint.model.parameters()).device

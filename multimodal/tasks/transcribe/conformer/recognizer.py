@@ -14,7 +14,10 @@ from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tokens.audio.log_mel import HOP, WINDOW, filterbank
 from multimodal.weights.folder import Checkpoint
 
-BEST_PATH = SpeechDecodingOptions(beam_size=1)
+
+def greedy(options: SpeechDecodingOptions) -> SpeechDecodingOptions:
+    """The options of a partial text."""
+    return options.replace(beam_size=1, lm=None, token_logprobs=False)
 
 
 class RedecodingRecognizer:
@@ -24,7 +27,7 @@ class RedecodingRecognizer:
         self.checkpoint, self.options = checkpoint, options
 
     def partial(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
-        return decode_windows([wave], self.checkpoint, BEST_PATH)[0]
+        return decode_windows([wave], self.checkpoint, greedy(self.options))[0]
 
     def final(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         return decode_windows([wave], self.checkpoint, self.options)[0]
@@ -43,7 +46,7 @@ class ChunkedRecognizer:
 
     def partial(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         self._push(wave, last=False)
-        return decode_frames([self.frames[0]], self.checkpoint, BEST_PATH)[0]
+        return decode_frames([self.frames[0]], self.checkpoint, greedy(self.options))[0]
 
     def final(self, wave: Float[Tensor, "T"]) -> WindowTranscript:
         """Ends the stream. An utterance that was cut shorter than what has been seen is encoded again."""

@@ -14,10 +14,13 @@ from multimodal.decoding.beam_search import beam_search, per_token
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.models.speech.canary import Canary
 from multimodal.models.speech.seq2seq import SpeechSeq2Seq
+from multimodal.system.options import number
+from multimodal.tasks.encode.search_defaults import search_settings
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tasks.transcribe.word_times import WordTiming
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.folder import Checkpoint
 
 ENGLISH = "en"
 # the most that Moonshine's authors let it write on the cards of its languages (6.5 of English); a loop is longer
@@ -31,11 +34,19 @@ PROMPTS = (
 )  # fmt: skip
 
 
-def check_options(source: str, options: SpeechDecodingOptions) -> None:
-    """Raise UsageError for what needs the frame of each token."""
-    for name in ("word_timestamps", "lm"):
-        if getattr(options, name):
-            raise UsageError(f"{source} has no CTC, which this needs", argument=name)
+def check_words(checkpoint: Checkpoint, argument: str) -> None:
+    """Raise UsageError for a model that has no frame of each token. `argument`: what needs it."""
+    if isinstance(checkpoint.model, SpeechSeq2Seq):
+        raise UsageError(f"needs times of words, which {checkpoint.source} does not give", argument=argument)
+
+
+def check_decoding(checkpoint: Checkpoint, tokenizer: Tokenizer, options: SpeechDecodingOptions) -> None:
+    """Raise UsageError for options that the model lacks, CheckpointError for a bad generation_config.json."""
+    if options.word_timestamps:
+        check_words(checkpoint, "word_timestamps")
+    if options.lm is not None:
+        raise UsageError(f"needs a CTC model or a transducer (got {checkpoint.source})", argument="lm")
+    token_limit(checkpoint, prompt_of(checkpoint.model, tokenizer, options))
 
 
 def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: SpeechDecodingOptions) -> list[int]:
@@ -57,30 +68,45 @@ def prompt_of(model: SpeechSeq2Seq, tokenizer: Tokenizer, options: SpeechDecodin
     raise CheckpointError("the tokenizer lacks the control tokens of Canary's prompts")
 
 
+def token_limit(checkpoint: Checkpoint, prompt: Sequence[int]) -> int:
+    """Most tokens after the prompt, by the decoder's context and, as in transformers, the checkpoint's
+    generation_config.json. Raises CheckpointError."""
+    limit, asked = checkpoint.model.config.decoder.context - len(prompt), search_settings(checkpoint)
+    for name, before in (("max_new_tokens", 0), ("max_length", len(prompt))):
+        if name in asked:
+            try:
+                return min(limit, number(asked[name], int, before + 1) - before)
+            except UsageError as error:
+                raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name} {error}") from None
+    return limit
+
+
 def languages(names: Mapping[str, int]) -> list[str]:
     """Codes of the languages among a recognizer's control tokens."""
     return sorted(name[2:-2] for name in names if re.fullmatch(r"<\|[a-z]{2}\|>", name))
 
 
 def decode_texts(
-    model: SpeechSeq2Seq, encoded: Sequence[Float[Tensor, "_ D"]], tokenizer: Tokenizer,
-    options: SpeechDecodingOptions, further: Sequence[int],
+    checkpoint: Checkpoint, tokenizer: Tokenizer, encoded: Sequence[Float[Tensor, "_ D"]],
+    options: SpeechDecodingOptions,
 ) -> list[WindowTranscript]:  # fmt: skip
-    """Transcripts, each with its text as one word over the window. `further`: ids that end a text besides the model's
-    and the tokenizer's."""
-    prompt, ends = prompt_of(model, tokenizer, options), (model.config.end_id, *tokenizer.end_ids, *further)
-    return [_decoded(model, frames, tokenizer, prompt, ends, options.beam_size or 1) for frames in encoded]
+    """Transcripts, each with its text as one word over the window."""
+    model: SpeechSeq2Seq = checkpoint.model
+    prompt = prompt_of(model, tokenizer, options)
+    ends = (model.config.end_id, *tokenizer.end_ids, *search_settings(checkpoint).get("eos_token_id", ()))
+    limit = token_limit(checkpoint, prompt)
+    return [_decoded(model, frames, tokenizer, prompt, ends, limit, options) for frames in encoded]
 
 
 def _decoded(
     model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], tokenizer: Tokenizer, start: list[int], ends: Sequence[int],
-    beams: int,
+    limit: int, options: SpeechDecodingOptions,
 ) -> WindowTranscript:  # fmt: skip
-    config, seconds = model.config, len(frames) * model.config.encoder.seconds
+    seconds, beams = len(frames) * model.config.encoder.seconds, options.beam_size or 1
     step = sampling.cross_attention_step(model.decode, frames[None])
     prompt = torch.tensor([start], device=frames.device)
     most = len(frames) + MORE_THAN_FRAMES if isinstance(model, Canary) else math.ceil(seconds * TOKENS_PER_SECOND)
-    limits = {"eos": ends, "max_new": min(most, config.decoder.context - len(start))}
+    limits = {"eos": ends, "max_new": min(most, limit)}
     if beams == 1:
         found = sampling.greedy(step, prompt, model.decoder.new_cache(), **limits)
     else:
@@ -88,6 +114,16 @@ def _decoded(
                             length_penalty=per_token(1.0), **limits)  # fmt: skip
     ids, score = found.ids[0], found.logprobs[0] / (len(found.ids[0]) + 1)
     empty = model.decode(prompt, frames[None])[0, -1].float().softmax(-1)[list(dict.fromkeys(ends))].sum()
-    word = WordTiming(f" {tokenizer.decode(ids).strip()}", ids, 0.0, seconds, math.exp(score))
+    each = _probabilities(model, frames, start, ids) if options.token_logprobs and ids else ()
+    word = WordTiming(f" {tokenizer.decode(ids).strip()}", ids, 0.0, seconds, math.exp(score), each)
     words = [word] if word.word.strip() else []
     return WindowTranscript(ids, words, score, float(empty), len(ids) == limits["max_new"])
+
+
+def _probabilities(
+    model: SpeechSeq2Seq, frames: Float[Tensor, "T D"], start: list[int], ids: list[int]
+) -> tuple[float, ...]:
+    """The probability of each of `ids` after `start`."""
+    row = torch.tensor(start + ids, device=frames.device)
+    logits = model.decode(row[None, :-1], frames[None])[0, len(start) - 1 :].float()
+    return tuple(sampling.logprobs_of(logits, row[len(start) :]).exp().tolist())
