@@ -5,8 +5,13 @@ import time
 
 import pytest
 
+from multimodal import transcribe
 from multimodal.errors import TextError
 from multimodal.serve.jobs.lane import GATHER, BusyError, CancelledJobError, Job, Lane, Work, one_request
+from multimodal.serve.jobs.speech import TranscriptionJob
+from multimodal.weights.load import load
+from tests.helpers.data.sets import wav
+from tests.weights.speech.test_canary import folder
 
 
 @pytest.fixture
@@ -48,6 +53,18 @@ def test_requests_that_wait_share_a_batch_by_key(lane):
     model.go.set()
     assert [one.result(5) for one in futures] == [0, 2, 4, 6, 8]
     assert model.batches == [[0], [1, 2], [3, 4]]
+
+
+@pytest.mark.filterwarnings("ignore:.*the text was cut")
+def test_recordings_in_other_languages_share_no_batch(lane, tmp_path):
+    canary, model = load(folder(tmp_path / "canary")), Model()
+    options = [{"language": code, "vad_filter": False, "decode_log": True} for code in ("en", "de")]
+    expected = [transcribe(wav(1.0), canary, **one)["log"] for one in options]
+    blocked(lane, model)
+    futures = [lane.submit(TranscriptionJob(canary, wav(1.0), one)) for one in options]
+    model.go.set()
+    assert [one.result(10)["log"] for one in futures] == expected
+    assert expected[0] != expected[1]
 
 
 def test_an_answer_does_not_wait_for_the_next_batch():

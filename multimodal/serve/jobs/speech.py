@@ -15,6 +15,7 @@ from multimodal.weights.folder import Checkpoint
 # options that an answer of the model depends on; requests carry the rest
 DECODING = ("task", "without_timestamps", "sample_len", "beam_size", "best_of", "patience", "length_penalty",
             "suppress_blank", "suppress_tokens", "max_initial_timestamp", "token_logprobs")  # fmt: skip
+OF_OTHERS = (*SpeechDecodingOptions.declared, "language", "task", "target_language")  # of models other than Whisper
 
 
 class TranscriptionJob(Job):
@@ -53,7 +54,7 @@ class _Watched(AudioSource):
 
 
 def decoding_key(options: WhisperOptions | RecognizerOptions) -> tuple[Any, ...]:
-    names = DECODING if isinstance(options, WhisperOptions) else tuple(SpeechDecodingOptions.declared)
+    names = DECODING if isinstance(options, WhisperOptions) else OF_OTHERS
     return tuple(str(getattr(options, name)) for name in names)
 
 
