@@ -4,8 +4,10 @@ Temperature scaling (Guo et al. 2017, On Calibration of Modern Neural Networks, 
 keeps the order. Platt scaling (Platt 1999, Probabilistic Outputs for Support Vector Machines): sigmoid(a · log-odds +
 b) of each label alone, with a and b shared or per label, so that all scores may be low for an image of something else.
 The log-odds are log p / (1 - p) of the model's softmax (calibrating cosines alone had twice the error), or the logit of
-a model trained with the sigmoid loss. Both minimize the negative log likelihood by L-BFGS in float64."""
+a model trained with the sigmoid loss. Both minimize the negative log likelihood by L-BFGS in float64. Where
+every label is right it has no minimum: Platt smooths the targets, and the number of images bounds the temperature."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -77,6 +79,7 @@ def fitted(kind: str, loss: str, logits: Float[Tensor, "N C"], classes: Int[Tens
         known = classes >= 0
         logits, classes = logits[known].double(), classes[known]
         (log_scale,) = _minimize(lambda x: F.cross_entropy(logits * x[0].exp(), classes), torch.zeros(1, 1).double())
+        log_scale = _bounded(log_scale, logits)
         return log_scale.exp(), torch.zeros_like(log_scale)
     odds = log_odds(loss, logits)
     own = classes[:, None] == torch.arange(odds.shape[1])
@@ -91,7 +94,8 @@ def calibrate(
     before: Float[Tensor, "N C"], threshold: float | None = None,
 ) -> tuple[Calibration, Float[Tensor, "N C"]]:  # fmt: skip
     """Calibration fitted to all images, and held-out scores of each fifth from a fit to the other four, which its
-    figures are measured on. `before`: uncalibrated scores. Raises DataError for too few images."""
+    figures are measured on. `before`: uncalibrated scores. Raises DataError for too few images. Warns of figures that
+    a calibration cannot rest on."""
     known = classes >= 0
     if (count := int(known.sum())) < LEAST or len(classes[known].unique()) < 2:
         raise DataError(f"{count} images of the labels: calibration needs at least {LEAST}, of two labels")
@@ -104,6 +108,7 @@ def calibrate(
         figures[name] = measured(kind, scores, classes)._asdict()
         if threshold is not None:
             figures[name] |= answered(scores, classes, threshold)
+    _warn_of(kind, figures)
     scale, offset = fitted(kind, loss, logits, classes)
     return Calibration(kind, loss, tuple(scale.tolist()), tuple(offset.tolist()), figures), held
 
@@ -174,6 +179,31 @@ def _platt_targets(own: Bool[Tensor, "N C"], by_label: bool) -> Float[Tensor, "N
     yes = (own.sum(0) if by_label else own.sum()[None]).double()
     no = (len(own) if by_label else own.numel()) - yes
     return torch.where(own, (yes + 1) / (yes + 2), 1 / (no + 2))
+
+
+def _bounded(log_scale: Float[Tensor, "1"], logits: Float[Tensor, "N C"]) -> Float[Tensor, "1"]:
+    """The scale, or the largest at which the mean best score of N images is (N + 1) / (N + 2), Laplace's rule of
+    succession after N hits."""
+    most = (len(logits) + 1) / (len(logits) + 2)
+    above = lambda x: bool((logits * x.exp()).softmax(-1).amax(-1).mean() > most)
+    if not above(log_scale):
+        return log_scale
+    low, high = log_scale - 50, log_scale
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if above(middle) else (middle, high)
+    return low
+
+
+def _warn_of(kind: str, figures: dict[str, Any]) -> None:
+    before, after = figures["before"], figures["after"]
+    if kind == "temperature" and before["accuracy"] == 1:
+        why = f"all {figures['images']} images are classified right, so the temperature follows from their number"
+    elif after["nll"] > before["nll"]:
+        why = f"calibration made the held-out NLL worse ({before['nll']:.4g} → {after['nll']:.4g})"
+    else:
+        return
+    warnings.warn(f"{why}; give more images, or those that the model gets wrong", stacklevel=3)
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], start: Float[Tensor, "P K"]) -> Float[Tensor, "P K"]:

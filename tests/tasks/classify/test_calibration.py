@@ -43,6 +43,13 @@ def drawn(temperature: float, images: int = 4000, labels: int = 5) -> tuple[torc
     return logits, (logits / temperature).softmax(1).multinomial(1, generator=source)[:, 0]
 
 
+def separated(images: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits whose greatest is that of the class, of 4."""
+    source = torch.Generator().manual_seed(0)
+    classes = torch.arange(images) % 4
+    return torch.rand(images, 4, generator=source) + 5 * torch.eye(4)[classes], classes
+
+
 def test_the_temperature_that_made_the_classes_is_found():
     logits, classes = drawn(2.5)
     calibration, held = calibrate("temperature", "softmax", logits, classes, logits.softmax(1), threshold=0.6)
@@ -61,6 +68,24 @@ def test_no_other_temperature_has_a_smaller_loss():
     (scale,), _ = fitted("temperature", "softmax", logits, classes)
     loss = lambda s: torch.nn.functional.cross_entropy(logits.double() * s, classes).item()
     assert loss(scale) <= min(loss(scale * factor) for factor in (0.9, 0.999, 1.001, 1.1))
+
+
+def test_images_that_are_all_right_do_not_make_every_score_1():
+    """Their likelihood grows without end as the temperature falls: the number of images bounds it."""
+    logits, classes = separated(20)
+    with pytest.warns(UserWarning, match="all 20 images are classified right"):
+        calibration, held = calibrate("temperature", "softmax", logits, classes, logits.softmax(1))
+    assert calibration(logits).amax(1).mean().item() == pytest.approx(21 / 22, abs=1e-6)
+    assert held.amax(1).mean() < 21 / 22
+    assert calibration(torch.tensor([[3.0, 2.9, 0.0, 0.0]])).max() < 0.9
+
+
+def test_a_calibration_that_makes_held_out_scores_worse_warns():
+    logits, classes = separated(60)
+    logits[0] = logits[0].roll(1)  # one mistake, in one of the five parts
+    with pytest.warns(UserWarning, match=r"held-out NLL worse \(\S+ → \S+\); give more images"):
+        calibration, _ = calibrate("temperature", "softmax", logits, classes, logits.softmax(1))
+    assert calibration.figures["after"]["nll"] < 2 * calibration.figures["before"]["nll"]
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
