@@ -21,7 +21,8 @@ LENGTHS = {
     "max_length": "max_new_tokens", "min_length": "min_tokens", "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_tokens",
 }  # fmt: skip
-FORCED = ("forced_bos_token_id", "forced_eos_token_id")  # which an encoder-decoder follows
+# which an encoder-decoder follows; a translation has no forced end, but a warning where it is cut
+FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 LIMITS = ("max_length", "max_new_tokens")  # cut a text and change no other: no warning
 OWN = {"num_return_sequences": "num_return"}  # ours alone, whatever the file asks for
 SAMPLED = {"temperature": 0.0, **OFF}
@@ -30,6 +31,19 @@ SAMPLED = {"temperature": 0.0, **OFF}
 def search_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """Settings of the file, under its own names."""
     return checkpoint.card.get("generation") or {}
+
+
+def forced_token(checkpoint: Checkpoint, name: str) -> int | None:
+    """The id of the file under a name of `FORCED`: of several, the one that transformers takes.
+
+    Raises CheckpointError for an id that the model does not have."""
+    if (asked := search_settings(checkpoint).get(name)) is None:
+        return None
+    ids, count = asked if isinstance(asked, list) else [asked], checkpoint.model.config.decoder.vocabulary
+    if not ids or not all(type(one) is int and 0 <= one < count for one in ids):
+        told = f"expected ids from 0 to {count - 1} (got {asked!r:.40})"
+        raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name}: {told}")
+    return min(ids)
 
 
 def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> dict[str, Any]:

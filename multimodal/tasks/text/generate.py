@@ -35,7 +35,13 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArguments
 from multimodal.tasks.encode.loaded import Items, LoadedModel, Model, answered, device_of, loaded
-from multimodal.tasks.encode.search_defaults import search_defaults, search_settings, warn_of_search
+from multimodal.tasks.encode.search_defaults import (
+    FORCED,
+    forced_token,
+    search_defaults,
+    search_settings,
+    warn_of_search,
+)
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, stop_rule
 from multimodal.tasks.text.options import GenerateOptions, PromptOptions, prompt_options
 from multimodal.tokens.chat.messages import read_messages
@@ -324,9 +330,11 @@ class TextWriter:
     def _forced(self, start: int, limit: int) -> list[LogitsProcessor]:
         """The first and last token that an encoder-decoder asks for, such as BART for summaries. Its answers have one
         limit, whatever their prompts."""
-        asked = {} if self.encoder is None else search_settings(self.checkpoint)
-        places = {"forced_bos_token_id": start, "forced_eos_token_id": start + limit - 1}
-        return [processors.force([asked[name]], at) for name, at in places.items() if type(asked.get(name)) is int]
+        if self.encoder is None:
+            return []
+        tokens = [forced_token(self.checkpoint, name) for name in FORCED]
+        places = zip(tokens, (start, start + limit - 1), strict=True)
+        return [processors.force([token], at) for token, at in places if token is not None]
 
     @property
     def narrow(self) -> processors.SamplingFilter:

@@ -21,7 +21,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tasks.encode.arguments import TranslateArguments, TranslatorArguments
 from multimodal.tasks.encode.loaded import LoadedModel, Model, device_of, loaded
-from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
+from multimodal.tasks.encode.search_defaults import FORCED, forced_token, search_defaults, warn_of_search
 from multimodal.tasks.text.detokenize import HALF
 from multimodal.tasks.text.languages import direction, is_language, task_prefix
 from multimodal.tasks.text.options import TranslateOptions
@@ -78,6 +78,9 @@ class TranslationWriter:
         if self.options.no_repeat_ngram:
             ends = logits.end_if_all_forbidden(tokenizer.eos_id)
             self.processors += [logits.no_repeat_ngram(self.options.no_repeat_ngram), ends]
+        first = forced_token(self.checkpoint, FORCED[0])
+        if first is not None and not self.forced:
+            self.processors.append(logits.force([first], len(self.prompt)))
 
     def read(self, text: str) -> SourceText:
         """Encode a text. Raises TextError for invalid Unicode, and with `on_long` "error" for one that is too long."""

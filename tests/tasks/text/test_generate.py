@@ -62,6 +62,7 @@ def test_what_a_checkpoint_asks_for_and_we_cannot_do_is_named():
 ASKED = [
     {"num_beams": 3, "early_stopping": True, "no_repeat_ngram_size": 2, "length_penalty": 2.0},
     {"num_beams": 2, "min_length": 5, "max_length": 7, "forced_bos_token_id": 5, "forced_eos_token_id": 0},
+    {"num_beams": 2, "max_length": 6, "forced_eos_token_id": [9, 4]},
     {"repetition_penalty": 1.8, "decoder_start_token_id": 7, "max_new_tokens": 6, "min_new_tokens": 6},
 ]
 

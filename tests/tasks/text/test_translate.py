@@ -121,6 +121,33 @@ def test_tokens_equal_transformers_generate(references, root, name, rules, asked
             assert abs(one.score - expected.sequences_scores.item()) < 1e-4
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["marian", "many"])
+def test_a_forced_first_token_begins_a_translation(references, root, name, beams):
+    checkpoint = load(root / name)
+    tokenizer, target = checkpoint.tokenizer, "nds" if name == "many" else None
+    forced = tokenizer.encode("sea")[0]
+    checkpoint = replace(checkpoint, card=checkpoint.card | {"generation": {"forced_bos_token_id": forced}})
+    made = Translator(checkpoint, None, target, beam_size=beams, max_new_tokens=9).writer
+    source = made.read(TEXTS[0])
+    expected = references[name].generate(
+        input_ids=torch.tensor([source.ids]), num_beams=beams, max_new_tokens=9, forced_bos_token_id=forced,
+        forced_eos_token_id=None, suppress_tokens=[tokenizer.pad_id], do_sample=False, early_stopping=False,
+    )[0, 1:]  # fmt: skip
+    assert made([source])[0].text == tokenizer.decode(expected.tolist())
+    assert expected[0] == forced
+
+
+def test_a_target_language_comes_before_a_forced_first_token(references, root):
+    checkpoint = load(root / "m2m100")
+    asked = replace(checkpoint, card=checkpoint.card | {"generation": {"forced_bos_token_id": 5}})
+    options = {"beam_size": 1, "max_new_tokens": 8}
+    assert translate(TEXTS, asked, "de", "fr", **options) == translate(TEXTS, checkpoint, "de", "fr", **options)
+    asked.card["generation"]["forced_bos_token_id"] = 10**6
+    with pytest.raises(CheckpointError, match=r"forced_bos_token_id: expected ids from 0 to \d+ \(got 1000000\)"):
+        translate(TEXTS, asked, "de", "fr", **options)
+
+
 def test_a_checkpoint_chooses_beams_and_not_the_length(own):
     asked = {"num_beams": 2, "length_penalty": 0.4, "no_repeat_ngram_size": 3, "max_length": 5, "min_length": 3,
              "bad_words_ids": [[own.tokenizer.pad_id]]}  # fmt: skip
