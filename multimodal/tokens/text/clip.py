@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.assets import open_clip_file
+from multimodal.system.files import read_json
 from multimodal.tokens.text.bytepair import byte_letters, byte_level
 from multimodal.tokens.text.chunks import ChunkCache
+from multimodal.tokens.text.hub.added import added_tokens
+from multimodal.tokens.text.hub.files import folder_tokenizer, vocabulary_files
+from multimodal.tokens.text.hub.pipeline import FILE, naming_pipeline, vocabulary
 from multimodal.tokens.text.tokenizer import Tokenizer, write_record
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 _MERGE_COUNT = 49152 - 256 - 2  # the file holds more lines than CLIP was trained with
 # the words of CLIP, without the two control tokens that the reference's pattern lets a user spell
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+_CONTROL = {"<|startoftext|>": 49406, "<|endoftext|>": 49407}  # as transformers names them
 _END = "</w>"  # marks the last piece of a word
 # what neither ftfy nor html.unescape changes but for its blanks: no "&", no control characters
 _PLAIN = re.compile(r"[\t\n\f\r !-%'-~]*")
@@ -104,18 +109,58 @@ class CLIPTokenizer(Tokenizer):
 
     def pipeline(self) -> dict[str, Any]:
         """Without the repair of text and HTML entities, as transformers' CLIPTokenizerFast."""
-        made = byte_level({token: i for i, token in enumerate(self._tokens)}, list(map(list, _merges())))
-        blanks = {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}
-        split = {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Removed", "invert": True}
-        whole = made["pre_tokenizer"] | {"use_regex": False}
-        model = made["model"] | {"end_of_word_suffix": _END}
-        return made | {
-            "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, blanks, {"type": "Lowercase"}]},
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, whole]}, "model": model,
-        }  # fmt: skip
+        return _pipeline({token: i for i, token in enumerate(self._tokens)}, list(map(list, _merges())))
 
     def save(self, folder: Path | str) -> None:
         write_record(folder, {"kind": "clip", "context": self.context})
+
+
+def clip_tokenizer(folder: Path, size: int, context: int) -> Tokenizer | None:
+    """From the files of transformers' CLIPTokenizer, for a model of `size` rows: OpenAI's vocabulary, or the folder's
+    own with its added tokens, whose texts are not repaired. Without files OpenAI's if the model has its size, else
+    None. Raises CheckpointError."""
+    path = folder / FILE
+    if path.is_file():
+        file = read_json(path)
+        with naming_pipeline(path):
+            vocab, added = dict(vocabulary({"model": file["model"]})), file.get("added_tokens") or []
+            merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in file["model"]["merges"]]
+            ids = dict(vocabulary(file))
+    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        path, added = folder / "vocab.json", []
+        vocab, merges = vocabulary_files(folder, _END)
+        ids = vocab
+    else:
+        return CLIPTokenizer(context) if size == CLIPTokenizer.vocab_size else None
+    if len(vocab) > size:
+        raise CheckpointError(f"{path}: has {len(vocab)} tokens, the model embeds {size}")
+    openai = {token: i for i, token in enumerate(_vocabulary()[1])} | _CONTROL
+    own = {token["content"]: token["id"] for token in added_tokens(folder)} | ids
+    if own == openai and list(map(tuple, merges)) == _merges():
+        return CLIPTokenizer(context)
+    with naming_pipeline(path):
+        begin, end = ([token, own[token]] for token in _CONTROL)
+        pipeline = _pipeline(vocab, merges)
+        words = {"type": "Replace", "pattern": {"String": _END}, "content": " "}
+        last = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+        pipeline |= {"added_tokens": added, "post_processor": {"type": "RobertaProcessing", "cls": begin, "sep": end},
+                     "decoder": {"type": "Sequence", "decoders": [pipeline["decoder"], words, last]},
+                     "model": pipeline["model"] | {"unk_token": end[0]}}  # fmt: skip
+    roles = {"bos": begin[0], **dict.fromkeys(("eos", "unk", "pad"), end[0])}
+    return folder_tokenizer(path, pipeline, roles, {}, size, context)
+
+
+def _pipeline(vocab: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+    """CLIP's split into words, without the repair of texts."""
+    made = byte_level(vocab, merges)
+    blanks = {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}
+    split = {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Removed", "invert": True}
+    whole = made["pre_tokenizer"] | {"use_regex": False}
+    return made | {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, blanks, {"type": "Lowercase"}]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, whole]},
+        "model": made["model"] | {"end_of_word_suffix": _END},
+    }  # fmt: skip
 
 
 def _clean(text: str) -> str:

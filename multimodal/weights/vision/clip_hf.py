@@ -12,7 +12,7 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.models.vit import ViTConfig
 from multimodal.system.files import optional_json
-from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.clip import clip_tokenizer
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.weights.family import Family, activation
@@ -115,13 +115,12 @@ def projection_rows() -> list[NameRow]:
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """CLIP's vocabulary if tokenizer_config.json names it and the sizes agree; MetaCLIP 2's from `tokenizer.json`."""
+    """CLIP's if tokenizer_config.json names it, else that of `tokenizer.json`."""
     text = part(config, "text", TEXT)
-    if config.get("model_type") == METACLIP2 and folder is not None:
-        return hub_tokenizer(folder, text, context=text["max_position_embeddings"])
     kind = optional_json(folder / RECORD).get("tokenizer_class") if folder else None
-    known = kind in ("CLIPTokenizer", "CLIPTokenizerFast") and text["vocab_size"] == 49408
-    return CLIPTokenizer(text["max_position_embeddings"]) if known else None
+    if folder is not None and kind in ("CLIPTokenizer", "CLIPTokenizerFast"):
+        return clip_tokenizer(folder, text["vocab_size"], text["max_position_embeddings"])
+    return hub_tokenizer(folder, text, context=text["max_position_embeddings"])
 
 
 FAMILY = Family(

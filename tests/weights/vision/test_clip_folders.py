@@ -7,8 +7,12 @@ import torch
 
 from multimodal.errors import CheckpointError
 from multimodal.models.clip import CLIP
+from multimodal.tokens.text.bytepair import byte_letters
+from multimodal.tokens.text.clip import CLIPTokenizer
+from multimodal.tokens.text.hub.added import FLAGS
 from multimodal.weights.folder import build
 from multimodal.weights.load import families
+from multimodal.weights.vision import clip_hf
 from tests.helpers.commands import evaluated, run
 from tests.helpers.data.sets import squares
 from tests.helpers.references.vision import HF_TEXT, HF_VISION, randomized
@@ -63,6 +67,52 @@ def test_folders_classify_search_and_probe(make, labels, capsys, tmp_path):
     assert evaluated(capsys, "linear-probe", images, "--train", train, "-m", folder, "--C", "1")["acc1"] > 0.5
     code, _, err = run(capsys, "inspect", folder, photos[0], "--format", "json")
     assert (code, err) == (0, ""), err
+
+
+PAIRS = [("r", "e"), ("re", "d</w>"), ("b", "l"), ("bl", "u"), ("blu", "e</w>")]
+TEXTS = ["A photo of a  red <new> square\n", "it\u2019s BLUE, 2x &amp; caf\u00e9", "猫 🙂 <new>red"]
+
+
+def own_vocabulary():
+    letters = list(byte_letters().values())
+    names = [*letters, *(letter + "</w>" for letter in letters), *map("".join, PAIRS)]
+    return {name: i for i, name in enumerate([*names[::-1], "<|startoftext|>", "<|endoftext|>"])}
+
+
+@pytest.mark.parametrize("files", ["vocab.json and merges.txt", "tokenizer.json", "added tokens"])
+def test_a_clip_folder_with_its_own_vocabulary_has_transformers_ids(files, tmp_path):
+    from transformers import AutoTokenizer
+    from transformers import CLIPTokenizer as Theirs
+
+    made = Theirs(own_vocabulary(), PAIRS)
+    if files == "added tokens":
+        made.add_tokens(["<new>"])
+    made.save_pretrained(tmp_path)
+    if files == "vocab.json and merges.txt":
+        (tmp_path / "tokenizer.json").unlink()
+        (tmp_path / "vocab.json").write_text(json.dumps(own_vocabulary()), encoding="utf-8")
+        lines = ["#version: 0.2", *map(" ".join, PAIRS), ""]
+        (tmp_path / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
+    theirs, size = AutoTokenizer.from_pretrained(tmp_path), len(made)
+    tokenizer = clip_hf.tokenizer(tmp_path, {"text_config": {"vocab_size": size}})
+    assert [tokenizer.frame[0] + tokenizer.encode(text) + tokenizer.frame[1] for text in TEXTS] == theirs(
+        TEXTS
+    ).input_ids
+    assert tokenizer.decode(tokenizer.encode("a RED square")) == "a red square"
+    with pytest.raises(CheckpointError, match=rf"has {size - (files == 'added tokens')} tokens, the model embeds 90"):
+        clip_hf.tokenizer(tmp_path, {"text_config": {"vocab_size": 90}})
+
+
+def test_openais_vocabulary_with_an_added_token(tmp_path):
+    names = ["<|startoftext|>", "<|endoftext|>"]
+    added = [{"id": 49406 + i, "content": name, "special": True} for i, name in enumerate(names)]
+    file = CLIPTokenizer().pipeline() | {"added_tokens": [FLAGS | token for token in added]}
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}', encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+    assert isinstance(clip_hf.tokenizer(tmp_path, {}), CLIPTokenizer)
+    (tmp_path / "added_tokens.json").write_text('{"<new>": 49408}', encoding="utf-8")
+    larger = clip_hf.tokenizer(tmp_path, {"text_config": {"vocab_size": 49409}})
+    assert larger.encode("a <new> cat") == [320, 49408, 2368]
 
 
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}

@@ -156,20 +156,7 @@ def _from_merges(
     if (kind := config.get("model_type")) not in BYTE_LEVEL:
         return None
     names, ends = BYTE_LEVEL[kind]
-    try:
-        lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'merges.txt'}: cannot be read as text ({error})") from None
-    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    if wrong := [pair for pair in pairs if len(pair) != 2]:
-        raise CheckpointError(f"{folder / 'merges.txt'}: expected a pair of tokens, got {' '.join(wrong[0])[:40]!r}")
-    vocab = read_json(path)
-    made = {"".join(pair) for pair in pairs}
-    unmade = sum(len(token) > 1 and token not in made for token in vocab)
-    if unmade > len(vocab) // 10:  # control tokens are few; a truncated file would silently give other ids
-        raise CheckpointError(
-            f"{folder / 'merges.txt'}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}"
-        )
+    vocab, pairs = vocabulary_files(folder)
     record = optional_json(folder / RECORD)
     split, space = kind == "qwen2", bool(record.get("add_prefix_space", kind == "blenderbot"))
     bytes_ = {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": True, "use_regex": not split}
@@ -183,6 +170,24 @@ def _from_merges(
         "model": {"type": "BPE", "vocab": vocab, "merges": pairs},
     }  # fmt: skip
     return folder_tokenizer(path, pipeline, names | more, config, size, context, lowercase)
+
+
+def vocabulary_files(folder: Path, suffix: str = "") -> tuple[dict[str, int], list[list[str]]]:
+    """Ids of `vocab.json` and pairs of `merges.txt`. `suffix`: of tokens that end a word. Raises CheckpointError."""
+    path, merges = folder / "vocab.json", folder / "merges.txt"
+    try:
+        lines = merges.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{merges}: cannot be read as text ({error})") from None
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    if wrong := [pair for pair in pairs if len(pair) != 2]:
+        raise CheckpointError(f"{merges}: expected a pair of tokens, got {' '.join(wrong[0])[:40]!r}")
+    vocab = read_json(path)
+    made = {"".join(pair) for pair in pairs}
+    unmade = sum(len(token.removesuffix(suffix)) > 1 and token not in made for token in vocab)
+    if unmade > len(vocab) // 10:  # control tokens are few; a truncated file would silently give other ids
+        raise CheckpointError(f"{merges}: cannot make {unmade} of the {len(vocab)} tokens of {path.name}")
+    return vocab, pairs
 
 
 def _from_pieces(
