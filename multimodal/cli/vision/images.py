@@ -118,7 +118,7 @@ class ImageProgress:
 
 def results_place(options: Namespace, outputs: Outputs) -> None:
     """Raises UsageError where `--output`, or a file beside it, is an input."""
-    for ending in ("", *BESIDE) if options.output is not None else ():
+    for ending in ("", BESIDE) if options.output is not None else ():
         outputs.spare(Path(options.output + ending), f"--output {options.output}{ending}")
 
 

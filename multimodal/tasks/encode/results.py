@@ -1,7 +1,7 @@
 """Resumable results file: every finished image survives an interruption.
 
-Beside `results.csv` are `results.csv.settings.json`, which prevents mixing results of different settings, and
-`results.csv.sums`, 8 bytes of the hash of each row, which reveal edited rows on resume."""
+Beside `results.csv` is `results.csv.settings.json`, which prevents mixing results of different settings, and tells
+a file that was closed from one whose writer was killed."""
 
 import csv
 import fcntl
@@ -21,8 +21,7 @@ from multimodal.system.files import path_of, read_json, write_whole
 from multimodal.system.signals import unbroken
 
 STYLES = ("csv", "jsonl")
-BESIDE = (".settings.json", ".sums")  # endings of the files beside the results
-SUM = 8  # bytes
+BESIDE = ".settings.json"  # ending of the file beside the results
 SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
 AGAIN = "overwrite=True starts over, or choose another file"
 TORN = 100  # lines: a quote open for longer is damage, not an interrupted write
@@ -36,7 +35,7 @@ class Results:
     rows is unknown).
 
     Raises UsageError for a file that cannot be written, is foreign, has other `settings` (JSON-ready; `overwrite`
-    starts over), is open in another process, or has rows that were edited, removed, added or moved."""
+    starts over), is open in another process, or is damaged."""
 
     def __init__(
         self, path: str | Path, style: str, columns: Sequence[str], settings: dict[str, Any], overwrite: bool = False
@@ -45,11 +44,11 @@ class Results:
             raise UsageError(f"{path}: expected {' or '.join(STYLES)} for results (got {style!r})")
         self.path, self.style, self.columns = path_of(path, UsageError, "results"), style, list(columns)
         self.settings = json.loads(json.dumps(settings | {"style": style, "columns": self.columns}))
-        self.record, self.sums = (self.path.with_name(self.path.name + ending) for ending in BESIDE)
+        self.record = self.path.with_name(self.path.name + BESIDE)
         self.done: set[str] = set()
         self.folder, self._places = os.getcwd(), set()
-        self._file, self._synced = _opened(self.path), time.monotonic()
-        self._sums: int | None = None
+        self._file: int | None = _opened(self.path)
+        self._closed, self._synced = True, time.monotonic()
         try:
             self._begin(overwrite)
         except BaseException:
@@ -76,6 +75,8 @@ class Results:
         data = _csv(rows) if self.style == "csv" else [json_line(record)]
         try:
             with unbroken():
+                if self._closed:
+                    self._keep(closed=False)
                 self._write(data)
                 self._add(file)
         except OSError as error:
@@ -84,26 +85,24 @@ class Results:
             ) from None
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the file; may be called twice."""
         if self._file is None:
             return
         try:
             self._sync()
-            self._keep(os.fstat(self._sums).st_size // SUM)
+            self._keep(closed=True)
         except OSError:
             pass  # results are written; the last image is repeated on resume
         finally:
             self._close()
 
     def _close(self) -> None:
-        for file in (self._file, self._sums):
-            if file is not None:
-                os.close(file)
-        self._file = self._sums = None
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
 
     def _sync(self) -> None:
-        for file in (self._file, self._sums):
-            os.fsync(file)
+        os.fsync(self._file)
         self._synced = time.monotonic()
 
     def _begin(self, overwrite: bool) -> None:
@@ -112,14 +111,12 @@ class Results:
             _check_ours(self.path, self._file, _csv([self.columns])[0] if self.style == "csv" else b'{"file": ')
         if not size:
             self._check_beside()
-        self._sums = _opened(self.sums)
         if size and not overwrite:
             self._resume()
             return
         try:
-            for file in (self._file, self._sums):  # before the settings, which would adopt old results
-                os.ftruncate(file, 0)
-            self._keep(0)
+            os.ftruncate(self._file, 0)  # before the settings, which would adopt old results
+            self._keep(closed=True)
             self._header()
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written ({error.strerror})") from None
@@ -129,14 +126,13 @@ class Results:
             self._write(_csv([self.columns]))
 
     def _check_beside(self) -> None:
-        """Raises UsageError for a foreign file with the name of one of ours."""
+        """Raises UsageError for a foreign file with the name of our settings."""
         try:
             ours = not self.record.exists() or "settings" in read_json(self.record)
         except CheckpointError:
             ours = False
-        if not ours or (not self.record.exists() and self.sums.exists() and self.sums.stat().st_size):
-            found = self.sums if ours else self.record
-            raise UsageError(f"{found}: exists and is not ours; choose another file")
+        if not ours:
+            raise UsageError(f"{self.record}: exists and is not ours; choose another file")
 
     def _resume(self) -> None:
         try:
@@ -148,71 +144,51 @@ class Results:
         if other := sorted(k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)):
             raise UsageError(f"{self.path}: was written with other {', '.join(other)}; {AGAIN}")
         self.folder = str(known.get("folder", self.folder))
-        kept = known.get("rows")
-        end, sums = self._read(kept if isinstance(kept, int) else 0)
+        closed = known.get("closed") is True
+        end = self._read(closed)
         os.ftruncate(self._file, end)
-        os.ftruncate(self._sums, 0)
-        _write_all(self._sums, sums)
         if end == 0:
             self._header()
-        elif len(sums) != kept * SUM:
+        if not closed:
             self._sync()
-            self._keep(len(sums) // SUM)  # a second kill here costs no further image
+            self._keep(closed=True)  # a second kill here costs no further image
 
-    def _read(self, kept: int) -> tuple[int, bytes]:
-        """Fill `done`; return the byte where complete images end, and the sums of their rows. `kept`: number of rows at
-        the last close."""
-        known = os.pread(self._sums, os.fstat(self._sums).st_size, 0)
-        known = known[: len(known) // SUM * SUM]
-        if len(known) < kept * SUM:
-            raise UsageError(f"{self.sums}: truncated or missing, so rows cannot be checked; {AGAIN}")
-        starts: dict[str, tuple[int, int]] = {}
-        last, whole, sums = (0, 0), 0, bytearray()
-        with open(self.path, "rb") as file, open(self.path, "rb") as again:
-            for name, start, end in (_csv_rows if self.style == "csv" else _json_rows)(file, self.columns, self.path):
-                whole, own = end, _sum(again.read(end - start))
-                if (expected := known[len(sums) : len(sums) + SUM]) not in (own, b"", bytes(SUM)):  # zeros: a power cut
-                    raise UsageError(f"{self.path}: line {_line_at(self.path, start)} was edited; {AGAIN}")
-                if not expected and len(known) == kept * SUM:
-                    raise UsageError(f"{self.path}: line {_line_at(self.path, start)} was added; {AGAIN}")
+    def _read(self, closed: bool) -> int:
+        """Fill `done`; return the byte where complete images end."""
+        names, last, begin, end = set[str](), None, 0, 0
+        with open(self.path, "rb") as file:
+            for name, start, after in (_csv_rows if self.style == "csv" else _json_rows)(file, self.columns, self.path):
+                end = after
                 if name is not None:
-                    last = starts.setdefault(name, (start, len(sums)))
-                sums += own
-        closed = len(known) == kept * SUM
-        if closed and len(sums) < len(known):
-            lost = (len(known) - len(sums)) // SUM
-            raise UsageError(
-                f"{self.path}: {lost} rows after line {_line_at(self.path, whole) - 1} are missing; {AGAIN}"
-            )
-        if self.style == "csv" and not closed and starts:
-            starts = {name: place for name, place in starts.items() if place != last}
-            whole, sums = last[0], sums[: last[1]]
-        for name in starts:
+                    names.add(name)
+                    last, begin = name, (begin if name == last else start)
+        torn = not closed or end < os.fstat(self._file).st_size
+        if self.style == "csv" and torn and last is not None:
+            names.remove(last)
+            end = begin
+        for name in names:
             self._add(name)
-        return whole, bytes(sums)
+        return end
 
     def _add(self, name: str) -> None:
         self.done.add(name)
         self._places.add(os.path.normpath(os.path.join(self.folder, name)))
 
     def _write(self, rows: Sequence[bytes]) -> None:
-        """Write sums first: a row without a sum would look added."""
-        ends = [os.fstat(file).st_size for file in (self._sums, self._file)]
+        end = os.fstat(self._file).st_size
         try:
-            _write_all(self._sums, b"".join(map(_sum, rows)))
             _write_all(self._file, b"".join(rows))
         except BaseException:
-            for file, end in zip((self._sums, self._file), ends, strict=True):
-                with suppress(OSError):
-                    os.ftruncate(file, end)
+            with suppress(OSError):
+                os.ftruncate(self._file, end)
             raise
         if time.monotonic() - self._synced > SYNC:
             self._sync()
 
-    def _keep(self, rows: int) -> None:
-        """Save settings and the number of rows with the header; a file with more rows was not closed."""
-        record = {"settings": self.settings, "folder": self.folder, "rows": rows}
+    def _keep(self, closed: bool) -> None:
+        record = {"settings": self.settings, "folder": self.folder, "closed": closed}
         write_whole(self.record, (json.dumps(record, indent=1) + "\n").encode())
+        self._closed = closed
 
 
 def _opened(path: Path) -> int:
@@ -247,17 +223,6 @@ def _write_all(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
-
-
-def _sum(row: bytes) -> bytes:
-    import hashlib  # slow: not for --help
-
-    return hashlib.blake2b(row, digest_size=SUM).digest()
-
-
-def _line_at(path: Path, byte: int) -> int:
-    with path.open("rb") as file:
-        return file.read(byte).count(b"\n") + 1
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> list[bytes]:
