@@ -67,7 +67,8 @@ class Option:
         if kind in (int, float):
             return number(value, kind, self.low, self.high, self.above)
         if not isinstance(value, kind):
-            expected = "True or False" if kind is bool else "a string"
+            optional = NoneType in self.kinds
+            expected = "a string" if kind is not bool else "True, False or None" if optional else "True or False"
             raise UsageError(f"must be {expected} (got {value!r:.40})")
         return value
 

@@ -1,4 +1,6 @@
-"""NumPy array of an array's or a tensor's values."""
+"""Values of arrays and tensors, and content of file objects."""
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,3 +23,17 @@ def numpy_of(source: np.ndarray | Tensor, name: str, error: type[MultimodalError
         kind = "" if source.layout == torch.strided else f"{source.layout} "
         problem = f"{name}: expected a dense tensor of numbers (got {kind}{source.dtype} on {source.device})"
         raise error(problem) from cause
+
+
+def content_of(file: Any, error: type[MultimodalError]) -> bytes:
+    """Read a file object to its end. Raises `error` for one that cannot be read, or that gives text."""
+    name = type(file).__name__
+    try:
+        data = file.read()
+    except UnicodeDecodeError:  # opened as text
+        data = ""
+    except (OSError, ValueError) as cause:  # ValueError: closed
+        raise error(f"<{name}>: cannot be read ({cause})") from None
+    if not isinstance(data, bytes):
+        raise error(f"<{name}>: expected a file opened in binary mode (got {type(data).__name__})")
+    return data

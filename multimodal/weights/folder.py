@@ -115,8 +115,10 @@ class Checkpoint:
         time. Raises ImageError, UsageError for another model."""
         if not isinstance(self.model, CLIP | ViT):
             raise UsageError(f"model {self.source}: expected a CLIP or ViT model, got {self.kind}")
+        if not (several := images_of(images)):
+            raise UsageError("must hold at least one image (got 0)", argument="images")
         # a copy, since a tensor of inference mode is of no use in training
-        return image_features(self.model, torch.stack([self.preprocess(image) for image in images_of(images)])).clone()
+        return image_features(self.model, torch.stack([self.preprocess(image) for image in several])).clone()
 
     def encode_text(self, texts: str | Iterable[str]) -> Float[Tensor, "N D"]:
         """Unit vectors of one or several texts by a CLIP; `Embedder` encodes with text models. Raises TextError,

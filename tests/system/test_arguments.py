@@ -72,6 +72,8 @@ CASES = [
     ("embed('a', clip)", "TextError", "texts: expected a list of texts ('a')"),
     ("embed([], clip)", "TextError", "texts: expected at least one"),
     ("embed(None, clip)", "TextError", "texts: expected a list of texts (None)"),
+    ("embed(['a'], clip, normalize='none')", "UsageError", "normalize must be True, False or None (got 'none')"),
+    ("embed(['a'], clip, normalize=False)", "UsageError", "normalize must be True or None: vectors of a CLIP have"),
     ("clip.tokenizer.encode(3)", "TextError", "expected a text (3)"),
 ]
 

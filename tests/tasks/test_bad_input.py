@@ -1,5 +1,6 @@
 """Bad input of the objects: one clear line each, and the items beside it keep their results."""
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,8 +135,32 @@ def test_numbers_that_cannot_be_are_refused_by_the_constructor(made, kind, setti
     [
         ({"native": -1}, r"native must be an integer of at least 0 \(got -1\)"),
         ({"batch_tokens": 0}, "batch_tokens must"),
+        ({"normalize": False}, r"normalize must be True or None: vectors of a CLIP have length 1 .* \(got False\)"),
+        ({"batchsize": 2}, r"option 'batchsize': unknown, did you mean batch_size\? \(known: model, pooling, "),
     ],
 )
 def test_an_embedders_own_numbers_are_refused_by_its_constructor(made, settings, message):
     with pytest.raises(MultimodalError, match=message):
         Embedder(made["clip"], **settings)
+
+
+def test_an_empty_batch_has_an_empty_result(made):
+    embed, width = made["embed"], made["embed"].images([RED]).shape[1]
+    assert made["classify"]([]) == []
+    for vectors in (embed.images([]), embed.texts([]), embed({"text": []})["vector"], embed({"image": []})["vector"]):
+        assert (vectors.shape, vectors.dtype) == ((0, width), np.float32)
+
+
+@pytest.mark.parametrize("kind", ["classify", "transcribe"])
+def test_a_file_opened_as_text_is_one_line(made, kind):
+    with pytest.raises(MultimodalError, match="<TextIOWrapper>: expected a file opened in binary mode"):
+        made[kind](io.TextIOWrapper(io.BytesIO(bytes(range(256))), "utf-8"))
+
+
+def test_a_series_and_a_mapping_of_items_say_how_they_are_passed(made):
+    series = type("Series", (), {"iloc": None, "ndim": 1})()
+    for kind in ("classify", "transcribe"):
+        with pytest.raises(MultimodalError, match=r'as {"path": series}, or the series in many\(\) \(got Series\)'):
+            made[kind](series)
+    with pytest.raises(MultimodalError, match=r"as a list \(got .*\); with keys: mapping.items\(\) and keyed=True"):
+        made["classify"].many({"x": "photo.jpg"})

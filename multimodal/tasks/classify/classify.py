@@ -23,7 +23,7 @@ from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
 from multimodal.tasks.encode.prompts import Templates
 from multimodal.tasks.encode.reader import ImageReader, ImageTask
 from multimodal.tasks.encode.videos import Clip
-from multimodal.tokens.image.arrays import ImageInput
+from multimodal.tokens.image.arrays import ImageInput, images_of
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.folder import Checkpoint
 
@@ -80,8 +80,7 @@ class Classifier(ImageTask):
         is one row."""
         if isinstance(images, Mapping) or hasattr(images, "iloc"):  # of columns; pandas' frames are refused there
             return self._columns(images, lambda one: one["scores"][0], {"label": "", "score": math.nan})
-        several = list(images) if isinstance(images, list | tuple) else [images]
-        return [result for _, result in self.many(several, on_error="raise")]  # type: ignore[misc]
+        return [result for _, result in self.many(images_of(images), on_error="raise")]  # type: ignore[misc]
 
     def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
         return self.scorer.batch_results(batch, part, self.top)

@@ -30,8 +30,9 @@ def source_column(batch: Any, made: Iterable[str]) -> tuple[str, list[Any], dict
     """Name and values of the first of the columns bytes, image, audio, path and text, and the columns that the results
     keep. Raises UsageError without any, for columns of several lengths, and for one named like a result (`made`)."""
     if not isinstance(batch, Mapping):
+        how = 'as {"path": series}, or the series in many()' if getattr(batch, "ndim", 2) == 1 else "as dict(frame)"
         got = type(batch).__name__
-        raise UsageError(f"expected a mapping of columns, as dict(frame) (got {got})", argument="batch")
+        raise UsageError(f"expected a mapping of columns, {how} (got {got})", argument="batch")
     for name, values in batch.items():
         if not _is_column(values):
             raise UsageError(f"column {name}: expected an array (got {type(values).__name__})", argument="batch")
@@ -67,5 +68,6 @@ def result_columns(
     made = dict(kept)
     for name, nothing in failed.items():
         values = [one[name] for one in rows]
-        made[name] = np.array(values, np.float32 if isinstance(nothing, float | np.ndarray) else object)
+        column = np.array(values, np.float32 if isinstance(nothing, float | np.ndarray) else object)
+        made[name] = column.reshape(-1, *np.shape(nothing))  # also without rows
     return made | {"error": np.array(errors, object)}

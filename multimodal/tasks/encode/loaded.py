@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from functools import wraps
+from inspect import Parameter, signature
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from multimodal.data.remote.copies import fetch
-from multimodal.errors import DataError, MultimodalError, UsageError
+from multimodal.errors import DataError, MultimodalError, UsageError, did_you_mean
 from multimodal.inference.prepare import automatic_device, usable_device
 from multimodal.system.config import required_model
 from multimodal.system.files import shown
@@ -25,10 +26,16 @@ OnError = Literal["return", "raise"]
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, which keeps its arguments in a form that repeats: iterators as lists, copies of containers."""
+    """The constructor, which keeps its arguments in a form that repeats: iterators as lists, copies of containers.
+    Raises UsageError for a name that it does not take."""
+    _, *parameters = signature(init).parameters.values()
+    known = [one.name for one in parameters]
+    options = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)  # which check their names
 
     @wraps(init)
     def keeping_init(self: "LoadedModel", *arguments: Any, **named: Any) -> None:
+        if other := next((name for name in named if name not in known and not options), None):
+            raise UsageError(f"option {other!r}: unknown{did_you_mean(other, known)} (known: {', '.join(known)})")
         if "_arguments" not in vars(self):  # a subclass's constructor has kept its own
             arguments, named = tuple(map(_kept, arguments)), {name: _kept(value) for name, value in named.items()}
             self._arguments, self._lock = (arguments, named), threading.RLock()
@@ -140,7 +147,8 @@ class Items:
     def __init__(self, sources: Any, keyed: bool, paths: bool = True, name: str = "items"):
         # mappings and frames iterate over names
         if isinstance(sources, str | bytes | Path | Mapping) or hasattr(sources, "columns"):
-            raise UsageError(f"expected several items (got {shown(sources)})", argument=name)
+            keys = "; with keys: mapping.items() and keyed=True" if isinstance(sources, Mapping) else ""
+            raise UsageError(f"expected several items, as a list (got {shown(sources)}){keys}", argument=name)
         try:
             self.sources = iter(sources)
         except TypeError:

@@ -34,6 +34,7 @@ def embed(
     of texts cut to the context."""
     EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
     checkpoint = load(model, task="embed") if isinstance(model, str | Path) else model
+    check_length(checkpoint, normalize)
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")
     for number, text in enumerate(texts, 1):
@@ -57,6 +58,13 @@ def scaled(vectors: Float[Tensor, "N D"], checkpoint: Checkpoint, normalize: boo
     return nn.functional.normalize(vectors.float(), dim=-1) if normalize else vectors.float()
 
 
+def check_length(checkpoint: Checkpoint, normalize: bool | None) -> None:
+    """Raises UsageError for a CLIP, whose vectors have length 1, with `normalize` False."""
+    if normalize is False and isinstance(checkpoint.model, CLIP):
+        cause = f"must be True or None: vectors of a CLIP have length 1 ({checkpoint.source}) (got False)"
+        raise UsageError(cause, argument="normalize")
+
+
 def prompt_text(checkpoint: Checkpoint, prompt: str | None) -> str:
     """Text of the card's prompt of this name, or of its default. Raises UsageError for an unknown name."""
     known = checkpoint.card.get("prompts") or {}
@@ -64,8 +72,8 @@ def prompt_text(checkpoint: Checkpoint, prompt: str | None) -> str:
     if name is None:
         return ""
     if name not in known:
-        has = f"it has {', '.join(known)}" if known else "it has none"
-        raise UsageError(f"{name[:40]!r}: model {checkpoint.source} has no such prompt; {has}", argument="prompt")
+        has = f"no such prompt; it has {', '.join(known)}" if known else "no prompts"
+        raise UsageError(f"{name[:40]!r}: model {checkpoint.source} has {has}", argument="prompt")
     return known[name]
 
 

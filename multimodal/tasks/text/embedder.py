@@ -30,9 +30,10 @@ from multimodal.tasks.encode.loaded import (
 from multimodal.tasks.encode.native import NativeImages, encode_pixels, native_limit
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
-from multimodal.tasks.text.embed import check_text, embed, scaled
+from multimodal.tasks.text.embed import check_length, check_text, embed, scaled
 from multimodal.tasks.text.options import EmbedOptions
 from multimodal.tokens.image.arrays import ImageInput, images_of
+from multimodal.tokens.text.tokenizer import texts_of
 from multimodal.tokens.video.options import ClipOptions
 from multimodal.weights.conventions import known_preprocessing
 from multimodal.weights.encode import vector_width
@@ -47,11 +48,12 @@ class Embedder(LoadedModel):
 
     Images have CLIP's vectors, or the pooled output of a ViT; texts CLIP's, or `pooling` of a text model's tokens (see
     `embed`). Without `model`, images have the default model of `embed-images` and texts that of `embed`, each loaded
-    at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says.
-    `batch_tokens`: most tokens of texts side by side. `device`: `auto` is a GPU if there is one; `compute_type`: see
-    `prepare_for_inference`. `urls`: read http and https URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`:
-    frames of videos, see `ClipOptions`. `prompt`: of texts, see `EmbedOptions`. `native`: images keep their aspect
-    ratio, with at most so many patches (0: as many as in training).
+    at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says; False:
+    as the model gives them, of which a CLIP's have length 1. `batch_tokens`: most tokens of texts side by side.
+    `device`: `auto` is a GPU if there is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https
+    URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`: frames of videos, see `ClipOptions`. `prompt`: of
+    texts, see `EmbedOptions`. `native`: images keep their aspect ratio, with at most so many patches (0: as many as in
+    training).
 
     Raises UsageError, CheckpointError."""
 
@@ -79,6 +81,7 @@ class Embedder(LoadedModel):
         with self._lock:
             if key not in self._checkpoints:
                 checkpoint = loaded(self.model, "embed-images" if kind == "image" else "embed")
+                check_length(checkpoint, self.normalize)
                 device = device_of(self.device, checkpoint)
                 self._checkpoints[key] = prepare_for_inference(checkpoint, self.compute_type, device)
             return self._checkpoints[key]
@@ -96,13 +99,15 @@ class Embedder(LoadedModel):
     def images(self, images: ImageInput | Sequence[ImageInput]) -> Float32[np.ndarray, "N D"]:
         """One vector per image, or sampled frame of a video, in order. Raises ImageError, UsageError for a model
         without an image encoder."""
-        return np.stack([vector for _, vector in self.many(images_of(images), "image", on_error="raise")])  # type: ignore[misc]
+        vectors: list[Any] = [vector for _, vector in self.many(images_of(images), "image", on_error="raise")]
+        return np.stack(vectors) if vectors else self._none("image")
 
     def texts(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "N D"]:
         """One vector per text, in order. Raises TextError, UsageError for a model without a text encoder. Warns
         (TextCut) of texts cut to the context."""
+        several = [texts] if isinstance(texts, str) else texts_of(texts, "texts")
         with self._lock:
-            return self._vectors([texts] if isinstance(texts, str) else texts)
+            return self._vectors(several) if several else self._none("text")
 
     def many(
         self, items: Iterable[Any], kind: Kind = "image", *, keyed: bool = False, on_error: OnError = "return"
@@ -155,6 +160,9 @@ class Embedder(LoadedModel):
                 result = results[item.position]
                 failed = isinstance(result, Exception)
                 yield item.key, item_error(result, f"text {item.position + 1}", TextError) if failed else result
+
+    def _none(self, kind: Kind) -> Float32[np.ndarray, "0 D"]:
+        return np.empty((0, self._width(kind)), np.float32)
 
     def _width(self, kind: Kind) -> int:
         if kind == "text":

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from multimodal.errors import AudioError, UsageError
-from multimodal.tokens.arrays import numpy_of
+from multimodal.tokens.arrays import content_of, numpy_of
 from multimodal.tokens.audio.levels import Levels
 from multimodal.tokens.audio.offset import without_offset
 from multimodal.tokens.audio.reading import SAMPLE_RATE, as_floats, chunked, converted
@@ -59,9 +59,9 @@ class Samples(NamedTuple):
 
 def _checked(sound: Float32[np.ndarray, "C n"], start: float) -> Float32[np.ndarray, "C n"]:
     if not np.isfinite(sound).all():
-        raise AudioError(f"<samples>: not a finite sample within 1 s of {start:g} s ({sound[~np.isfinite(sound)][0]})")
+        raise AudioError(f"<samples>: not a finite sample near {start:g} s ({sound[~np.isfinite(sound)][0]})")
     if (peak := float(np.abs(sound).max())) > LOUDEST:
-        raise AudioError(f"<samples>: floats must be in [-1, 1] (got {peak:g} within 1 s of {start:g} s)")
+        raise AudioError(f"<samples>: floats must be in [-1, 1] (got {peak:g} near {start:g} s)")
     return sound
 
 
@@ -93,9 +93,7 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
     if sampling_rate is not None:
         raise UsageError(f"{sampling_rate}: only for arrays, a file has its own", argument="sampling_rate")
     if readable:
-        source = source.read()
-        if not isinstance(source, bytes):
-            raise AudioError(f"<file>: expected a file opened in binary mode (got {type(source).__name__})")
+        source = content_of(source, AudioError)
     return source if isinstance(source, str | bytes) else Path(source)
 
 

@@ -4,7 +4,7 @@ A uint8 array gives the same image as a PNG file that holds it. A shape or type 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,11 +12,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from multimodal.errors import ImageError, UsageError
-from multimodal.tokens.arrays import numpy_of
+from multimodal.errors import ImageError
+from multimodal.tokens.arrays import content_of, numpy_of
 from multimodal.tokens.image.reading import ImageLimits, check_size, read_image
 from multimodal.tokens.image.samples import EIGHT_BITS
 
+SEVERAL = "; pass several images as a list"
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # by number of channels
 ImageInput = str | Path | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor
 
@@ -34,32 +35,20 @@ def as_image(source: Any) -> Image.Image:
         return source
     if isinstance(source, np.ndarray | Tensor):
         return _of_array(source)
-    if callable(read := getattr(source, "read", None)):
-        return read_image(_content(read, type(source).__name__))
+    if callable(getattr(source, "read", None)):
+        return read_image(content_of(source, ImageError))
     if not isinstance(source, str | os.PathLike | bytes):
         expected = "a path, bytes, a file object, a PIL image, an array or a tensor"
-        raise ImageError(f"<{type(source).__name__}>: expected {expected}")
+        several = isinstance(source, Iterable) and not isinstance(source, list | Mapping)
+        raise ImageError(f"<{type(source).__name__}>: expected {expected}{SEVERAL if several else ''}")
     if source == "":
         raise ImageError("'': expected a path")
     return read_image(source if isinstance(source, bytes) else Path(source))
 
 
 def images_of(images: Any) -> list[Any]:
-    """One image, or several, as a list. Raises UsageError for none."""
-    several = list(images) if isinstance(images, list | tuple) else [images]
-    if not several:
-        raise UsageError("must hold at least one image (got 0)", argument="images")
-    return several
-
-
-def _content(read: Any, name: str) -> bytes:
-    try:
-        data = read()
-    except (OSError, ValueError) as error:  # ValueError: closed
-        raise ImageError(f"<{name}>: cannot be read ({error})") from None
-    if not isinstance(data, bytes):
-        raise ImageError(f"<{name}>: expected a file opened in binary mode (got {type(data).__name__})")
-    return data
+    """One image, or several, as a list."""
+    return list(images) if isinstance(images, list | tuple) else [images]
 
 
 def _of_array(source: np.ndarray | Tensor) -> Image.Image:
@@ -78,7 +67,7 @@ def _of_array(source: np.ndarray | Tensor) -> Image.Image:
 
 def _hint(array: np.ndarray, tensor: bool) -> str:
     if array.ndim == 4 or (array.ndim == 1 and array.dtype.kind in "OUS"):
-        return "; pass several images as a list"
+        return SEVERAL
     if array.ndim == 3 and array.shape[-1 if tensor else 0] in MODES:
         return "; channels come first in a tensor" if tensor else "; channels come last in an array"
     return ""

@@ -38,20 +38,19 @@ def first_bytes(source: Any) -> bytes:
     """First bytes of a file, bytes or a file object that can go back; none of anything else."""
     if isinstance(source, bytes):
         return source[:HEAD]
-    if isinstance(source, str | os.PathLike):
-        try:
-            path = Path(source)
-            if not path.is_file():  # a pipe could block
-                return b""
-            with path.open("rb") as file:
-                return file.read(HEAD)
-        except (OSError, ValueError):  # reading it says what is wrong
-            return b""
     head: Any = b""
-    if callable(getattr(source, "read", None)) and getattr(source, "seekable", lambda: False)():
-        place = source.tell()
-        head = source.read(HEAD)
-        source.seek(place)
+    try:
+        if isinstance(source, str | os.PathLike):
+            path = Path(source)
+            if path.is_file():  # a pipe could block
+                with path.open("rb") as file:
+                    head = file.read(HEAD)
+        elif callable(getattr(source, "read", None)) and getattr(source, "seekable", lambda: False)():
+            place = source.tell()
+            head = source.read(HEAD)
+            source.seek(place)
+    except (OSError, ValueError):  # also of a closed file, or one opened as text: reading it says what is wrong
+        return b""
     return head if isinstance(head, bytes) else b""
 
 

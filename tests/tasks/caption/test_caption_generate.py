@@ -56,8 +56,7 @@ def test_captions_say_what_was_taught_and_batch_equals_single(captioner, beam_si
 def test_a_model_of_another_kind_is_refused(captioner):
     with pytest.raises(UsageError, match="expected a language model"):
         generate("a", captioner)
-    with pytest.raises(UsageError, match="images must hold at least one image"):
-        caption([], captioner)
+    assert caption([], captioner) == []
 
 
 def test_generate_is_greedy_or_seeded_and_keeps_within_the_context(tokenizer, tmp_path):

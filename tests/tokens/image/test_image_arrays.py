@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections import deque
 
 import numpy as np
 import pytest
@@ -86,9 +87,12 @@ WRONG = {
     "thin": (np.zeros((1, 1001), np.uint8), "too long and thin (1001x1"),
     "thin image": (Image.new("L", (1, 1001)), "<Image>: too long and thin (1x1001"),
     "text file": (io.StringIO("a"), "opened in binary mode (got str)"),
+    "image opened as text": (io.TextIOWrapper(io.BytesIO(b"\xff\xd8"), "utf-8"), "opened in binary mode (got str)"),
     "empty file": (io.BytesIO(), "empty (0 bytes)"),
     "no values": (torch.zeros(3, 4, 4, device="meta"), "a dense tensor of numbers (got torch.float32 on meta)"),
     "masked": (np.ma.masked_equal(np.arange(16, dtype=np.uint8).reshape(4, 4), 3), "without a mask (got 1 masked"),
+    "series": (deque(["a.png", "b.png"]), "<deque>: expected a path, bytes, a file object, a PIL image, an array or a "
+               "tensor; pass several images as a list"),
     "number": (3, "<int>: expected a path, bytes, a file object"),
     "none": (None, "<NoneType>: expected a path"),
 }  # fmt: skip
