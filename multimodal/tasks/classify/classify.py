@@ -20,6 +20,7 @@ from multimodal.tasks.encode.arguments import ClassifierArguments
 from multimodal.tasks.encode.columns import Columns
 from multimodal.tasks.encode.images import ImageBatch
 from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
+from multimodal.tasks.encode.native import NativeImages, native_limit
 from multimodal.tasks.encode.prompts import Templates
 from multimodal.tasks.encode.reader import ImageReader, ImageTask
 from multimodal.tasks.encode.videos import Clip
@@ -39,6 +40,7 @@ class Classifier(ImageTask):
     `scores`: see `ZeroShotClassifier`. `top`: number of labels to return. `device`: `auto` is a GPU if there is one;
     `compute_type`: see `prepare_for_inference`. `workers`: threads that decode images (default: one per core). `urls`:
     read http and https URLs. `every_s`, `max_frames`, `scenes`, `per_clip`: frames of videos, see `ClipOptions`.
+    `native`: images keep their aspect ratio, see `Embedder`. Results name labels without blanks at their ends.
 
     Raises UsageError, TextError, CheckpointError."""
 
@@ -48,7 +50,7 @@ class Classifier(ImageTask):
         top: int | None = None, batch_size: int = 32, workers: int | None = None,
         device: str | torch.device | None = "auto", compute_type: str = "auto", urls: bool = False,
         every_s: float | None = None, max_frames: int | None = None, scenes: float | None = None,
-        per_clip: bool = False,
+        per_clip: bool = False, native: int | None = None,
     ):  # fmt: skip
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         ClassifyOptions.checked({"top": top})
@@ -59,7 +61,11 @@ class Classifier(ImageTask):
             checkpoint, labels, templates, classifier, device=device_of(device, checkpoint), compute_type=compute_type
         )
         self.scorer, self.top = made.using(threshold, scores), top
-        self.reader = ImageReader(self.scorer.preprocessing, batch_size, workers, urls, video)
+        if native is not None and has_head(checkpoint):
+            raise own_labels(checkpoint, "native")
+        record = self.scorer.preprocessing
+        own = None if native is None else (self.scorer.model, native_limit(self.scorer.model, native, record))
+        self.reader = ImageReader(record, batch_size, workers, urls, video, own)
 
     @property
     def labels(self) -> list[str]:
@@ -82,7 +88,7 @@ class Classifier(ImageTask):
             return self._columns(images, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         return [result for _, result in self.many(images_of(images), on_error="raise")]  # type: ignore[misc]
 
-    def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
+    def _results(self, batch: ImageBatch | NativeImages, part: slice) -> list[Scores]:
         return self.scorer.batch_results(batch, part, self.top)
 
     def _whole(self, clip: Clip) -> Scores:

@@ -183,6 +183,7 @@ class ClassifierArguments(ImageArguments, total=False):
     threshold: float | None
     scores: str | None
     top: int | None
+    native: int | None
 
 
 class EmbedderArguments(ImageArguments, total=False):

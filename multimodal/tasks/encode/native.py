@@ -6,6 +6,7 @@ positions, which are resampled to each image's grid (bicubic, antialiased, as ti
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
@@ -15,6 +16,7 @@ from multimodal.errors import ImageError, UsageError
 from multimodal.inference.modules import inference_mode
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
+from multimodal.system.files import shown
 from multimodal.tasks.encode.images import ahead, name_of, settled
 from multimodal.tasks.encode.videos import FramePreparation
 from multimodal.tokens.image.arrays import as_image
@@ -149,10 +151,15 @@ def vision(model: nn.Module) -> ViT:
 
 def native_limit(model: nn.Module, native: int, record: Preprocessing) -> int:
     """The most patches of `native`. Raises UsageError."""
-    if isinstance(native, bool):
-        expected = "a number of patches, 0 (as many as in training) or None (the model's own size)"
-        raise UsageError(f"expected {expected} (got {native})", argument="native")
+    check_native(native)
     return tokens_of(model, native or None, record)
+
+
+def check_native(native: Any) -> None:
+    """Raise UsageError if it is no limit of patches."""
+    if isinstance(native, bool) or not isinstance(native, int | np.integer) or native < 0:
+        told = f"must be an integer of at least 0 (got {shown(native)}); 0 is as many patches as in training"
+        raise UsageError(told, argument="native")
 
 
 def tokens_of(model: nn.Module, max_tokens: int | None, record: Preprocessing) -> int:

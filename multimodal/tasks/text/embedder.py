@@ -27,7 +27,7 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
-from multimodal.tasks.encode.native import NativeImages, encode_pixels, native_limit
+from multimodal.tasks.encode.native import NativeImages, check_native, encode_pixels, native_limit
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_length, check_text, embed, scaled
@@ -67,8 +67,8 @@ class Embedder(LoadedModel):
         video = ClipOptions(every_s=every_s, max_frames=max_frames, scenes=scenes, per_clip=per_clip)
         check_reading(batch_size, workers)
         EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
-        if native is not None and (isinstance(native, bool) or not isinstance(native, int | np.integer) or native < 0):
-            raise UsageError(f"must be an integer of at least 0 (got {shown(native)})", argument="native")
+        if native is not None:
+            check_native(native)
         self.model, self.compute_type, self.device = model, compute_type, device
         self.normalize, self.pooling, self.batch_tokens, self.prompt = normalize, pooling, batch_tokens, prompt
         self._checkpoints: dict[Kind | None, Checkpoint] = {}

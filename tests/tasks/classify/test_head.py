@@ -75,6 +75,11 @@ def test_what_is_for_a_clip_is_one_line(capsys, vit, folder, monkeypatch, flag, 
     assert f"--{flag} is for a CLIP, and {vit} is a ViT with a head for its own 3 labels" in one_line(err)
 
 
+def test_a_head_takes_no_images_at_their_aspect(vit):
+    with pytest.raises(UsageError, match=r"native is for a CLIP, and .* is a ViT with a head"):
+        Classifier(vit, native=0)
+
+
 def test_what_a_head_cannot_do_is_one_line(capsys, models, vit, folder, tmp_path):
     for arguments, cause in (
         (["--model", vit, "--scores", "sigmoid"], "--scores sigmoid: a ViT's head has softmax scores"),

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from multimodal import Classifier
 from multimodal.errors import UsageError
 from multimodal.tasks.encode.native import encode_native, native_features, native_record
 from multimodal.tasks.text.embedder import Embedder
@@ -67,7 +68,7 @@ def test_the_native_size_is_that_of_the_image_processor(folder, tmp_path):
     assert np.array_equal(vectors[0], vectors[1])
     assert not np.allclose(vectors[0], vectors[2], atol=1e-3)
     for wrong in (True, False):
-        with pytest.raises(UsageError, match=f"^native must be an integer of at least 0 \\(got {wrong}\\)"):
+        with pytest.raises(UsageError, match=f"^native must be an integer of at least 0 \\(got {wrong}\\); 0 is "):
             Embedder(other, native=wrong)
 
 
@@ -89,7 +90,10 @@ def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, ca
     code, out, err = run(capsys, "classify", *files, "--labels", "a dog", "a cat", "-m", folder, "--native", "--format",
                          "jsonl", "--templates", "none")  # fmt: skip
     assert (code, err) == (0, "")
-    assert len(out.splitlines()) == 3
+    own = Classifier(folder, ["a dog ", "a cat"], templates="none", native=0)([str(file) for file in files])
+    told = [{one["label"]: one["score"] for one in json.loads(line)["scores"]} for line in out.splitlines()]
+    for result, scores in zip(own, told, strict=True):
+        assert {one["label"]: one["score"] for one in result["scores"]} == pytest.approx(scores, rel=1e-5)
     code, _, err = run(capsys, "embed", "a text", "-m", folder, "--native")
     assert "--native: is for --images" in err
     code, _, err = run(capsys, "embed", "--images", *files, "-m", folder, "--prompt", "query")
