@@ -96,17 +96,17 @@ class TranscriptEvaluation:
             "damaged": self.damaged, "broken": len(self.broken),
         }  # fmt: skip
 
-    def common(self, kind: Kind, most: int = MOST_COMMON) -> list[tuple[str, int]]:
+    def common(self, kind: Kind) -> list[tuple[str, int]]:
         """The most frequent errors of a kind, and how often each is there."""
         found = Counter(
             f"{edit.wanted} → {edit.found}" if kind == "substitution" else edit.wanted or edit.found
             for one in self.utterances for edit in one.edits if edit.kind == kind
         )  # fmt: skip
-        return found.most_common(most)
+        return found.most_common(MOST_COMMON)
 
-    def worst(self, most: int = MOST_WRONG) -> list[Utterance]:
+    def worst(self) -> list[Utterance]:
         wrong = [one for one in self.utterances if one.errors]
-        return sorted(wrong, key=lambda one: (-one.rate, -one.errors))[:most]
+        return sorted(wrong, key=lambda one: (-one.rate, -one.errors))[:MOST_WRONG]
 
 
 def evaluate(

@@ -66,7 +66,7 @@ def test_errors_by_kind_and_the_worst_first():
     result = evaluation(("a b c", "a x c"), ("a b", "a x"), ("one", "won one"), ("x y z w", "x y z"), name="none")
     assert result.common("substitution") == [("b → x", 2)]
     assert result.common("insertion") == [("won", 1)]
-    assert result.common("deletion", 5) == [("w", 1)]
+    assert result.common("deletion") == [("w", 1)]
     assert [one.name[-1] for one in result.worst()] == ["3", "2", "1", "4"]
 
 
