@@ -156,7 +156,7 @@ def native_limit(model: nn.Module, native: int, record: Preprocessing) -> int:
 
 
 def check_native(native: Any) -> None:
-    """Raise UsageError if it is no limit of patches."""
+    """Raises UsageError for what cannot be a limit of patches."""
     if isinstance(native, bool) or not isinstance(native, int | np.integer) or native < 0:
         told = f"must be an integer of at least 0 (got {shown(native)}); 0 is as many patches as in training"
         raise UsageError(told, argument="native")
