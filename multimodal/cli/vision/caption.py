@@ -29,7 +29,7 @@ from multimodal.cli.vision.images import (
 )
 from multimodal.errors import UsageError
 from multimodal.system.options import add_flags as add_option_flags
-from multimodal.system.outputs import Outputs, write_output
+from multimodal.system.outputs import Outputs, is_ours, write_output
 from multimodal.system.signals import at_stop
 from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
 from multimodal.tokens.video.options import ClipOptions
@@ -181,7 +181,9 @@ def _texts(options: Namespace, run: _CaptionRun, files: list[str], outputs: Outp
     places, code = places_of(files, options.images, options.output, ".txt", outputs)
     there = {file for file, place in places.items() if place.exists() and run.drawn(file) and not options.overwrite}
     if there:
-        console.note(f"{len(there)} of {len(files)} images have their .txt already (--overwrite rewrites them)")
+        foreign = sorted(str(places[file]) for file in there if not is_ours(places[file]))
+        other = f"; {len(foreign)} not as multimodal wrote it, such as {foreign[0]}" if foreign else ""
+        console.note(f"{len(there)} of {len(files)} images have their .txt already (--overwrite rewrites them){other}")
     for folder in {place.parent for file, place in places.items() if file not in there}:
         output_folder(folder, "--output")
 
@@ -194,7 +196,9 @@ def _texts(options: Namespace, run: _CaptionRun, files: list[str], outputs: Outp
         done += 1
 
     with at_stop(lambda: f"multimodal: stopped; {done} texts are written; the same command resumes"):
-        return run([file for file in places if file not in there], put) or code
+        code = run([file for file in places if file not in there], put) or code
+    console.note(f"{done} texts written {f'to {options.output}' if options.output else 'beside the images'}")
+    return code
 
 
 def places_of(

@@ -88,9 +88,13 @@ def test_a_second_call_goes_on_and_a_broken_image_stops_nobody(capsys, model, im
 def test_texts_lie_beside_the_images_and_are_left_alone(capsys, model, images):
     kept = images / "c.txt"
     kept.write_text("my own words\n")
-    code, out, err = run(capsys, "caption", images, "-m", model, "--format", "txt-per-image", *MIN)
+    flags = ("-m", model, "--format", "txt-per-image", *MIN)
+    code, out, err = run(capsys, "caption", images, *flags)
     assert (code, out) == (0, "")
-    assert "1 of 4 images have their .txt already" in err
+    assert "1 of 4 images have their .txt already (--overwrite rewrites them)" in err
+    assert f"; 1 not as multimodal wrote it, such as {kept}\n" in err
+    assert "3 texts written beside the images" in err
+    assert "not as multimodal" not in run(capsys, "caption", images / "a.png", *flags)[2]
     assert kept.read_text() == "my own words\n"
     texts = {path.relative_to(images).as_posix(): path.read_text() for path in images.rglob("*.txt")}
     assert set(texts) == {"a.txt", "b.txt", "c.txt", "inside/a.txt"}
