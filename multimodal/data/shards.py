@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from multimodal.data.remote.copies import Opening, kept
+from multimodal.data.remote.copies import Opening, kept, known_scheme
 from multimodal.data.remote.trust import is_remote
 from multimodal.errors import DataError, one_line
 from multimodal.system.tars import Header
@@ -45,7 +45,7 @@ class ShardSample(NamedTuple):
 
 
 def expanded(data: str) -> list[str]:
-    """Expand `::`, braces, globs and folders of tars into local paths and URLs."""
+    """Expand `::`, braces, globs and folders of tars into local paths and URLs. Raises DataError."""
     if Path(data).is_dir():
         return _folder_tars(Path(data)) or [data]
     if Path(data).exists():
@@ -56,6 +56,8 @@ def expanded(data: str) -> list[str]:
         parts = expand_urls(data)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise DataError(f"{data}: the pattern cannot be expanded ({error})") from None
+    for url in filter(is_remote, parts):
+        known_scheme(url)
     found = []
     for part in parts:
         if is_remote(part) or not glob.has_magic(part) or Path(part).exists():
