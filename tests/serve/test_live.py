@@ -11,8 +11,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import multimodal
+from multimodal.errors import AudioError
 from multimodal.serve.jobs.lane import Lane
 from multimodal.serve.jobs.live import LiveRecording
+from multimodal.serve.routes import live
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe.options import LiveOptions
 from multimodal.tokens.audio.reading import read_audio
@@ -61,7 +63,11 @@ def test_plain_samples_give_partials_finals_and_a_summary(served, expected):
 def test_openais_realtime_events(served, expected):
     with socket(served, "/v1/realtime?intent=transcription") as own:
         ask = lambda event: own.send(json.dumps(event))
-        assert json.loads(own.recv(30))["type"] == "session.created"
+        created = json.loads(own.recv(30))
+        assert created["type"] == "session.created"
+        card = multimodal.load("asr-conformer-en").card["transcribe"]
+        told = created["session"]["audio"]["input"]["turn_detection"]["threshold"]
+        assert told == card["vad_threshold"] == 0.35
         update = {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 24000},
                                       "transcription": {"model": "asr-conformer-en"}}}}  # fmt: skip
         ask({"type": "session.update", "session": update})
@@ -133,6 +139,28 @@ def test_one_live_recording_more_than_streams_is_refused(serve):
                 with pytest.raises(ConnectionClosed) as closed:
                     second.recv(10)
                 assert closed.value.rcvd.code == 1008
+
+
+def test_sockets_that_stay_silent_are_closed(served, monkeypatch):
+    monkeypatch.setattr(live, "IDLE", 0.3)
+    for path in ("/v1/audio/stream", "/v1/realtime"):
+        with socket(served, path) as own:
+            while (told := json.loads(own.recv(10)))["type"] == "session.created":
+                pass
+            assert "nothing came for 0.3 seconds" in told["error"]["message"]
+            with pytest.raises(ConnectionClosed):
+                own.recv(10)
+    assert served.state.live == 0
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(16_000, 60), (3_072_000, 2.73)])
+def test_sound_that_waits_is_bounded_with_its_last_message(rate, seconds):
+    recording = LiveRecording(multimodal.load("asr-conformer-en"), (lane := Lane("live")), LiveOptions(rate=rate),
+                              lambda _: None)  # fmt: skip
+    with pytest.raises(AudioError, match=f"more than {seconds} seconds"):
+        recording.push(bytes(min(2 * 61 * rate, (16 << 20) + 2)))
+    recording.drop()
+    lane.stop()
 
 
 def test_a_dropped_recording_gives_nothing_more():

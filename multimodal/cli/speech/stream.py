@@ -58,7 +58,7 @@ def _options(given: Mapping[str, Any], checkpoint: Checkpoint, api: Mapping[str,
             except UsageError as error:
                 raise UsageError(f"with --stream {error}", argument=flag) from None
     rate = {"rate": given["rate"]} if "rate" in given else {}
-    return LiveOptions(decode=chosen, threshold=chosen.vad_threshold, **spans, **rate)
+    return LiveOptions(decode=chosen, **spans, **rate)
 
 
 POLL = 0.1  # seconds after which Ctrl-C is noticed

@@ -14,7 +14,7 @@ from multimodal.tokens.audio.log_mel import RATE
 from multimodal.tokens.audio.pcm import PcmReader
 from multimodal.weights.folder import Checkpoint
 
-MOST_AHEAD = 60  # seconds of sound that may wait
+MOST_AHEAD, MOST_BYTES = 60, 16 << 20  # seconds of sound that may wait, and its bytes
 
 
 class LiveRecording:
@@ -35,10 +35,10 @@ class LiveRecording:
 
     def push(self, samples: bytes) -> None:
         """Raises AudioError for a client that sends faster than the model hears."""
-        if self.ahead > MOST_AHEAD * 2 * self.options.rate:
-            raise AudioError(f"more than {MOST_AHEAD} seconds of sound wait")
-        samples = self.half + samples
-        whole = len(samples) // 2 * 2
+        samples, second = self.half + samples, 2 * self.options.rate
+        whole, most = len(samples) // 2 * 2, min(MOST_AHEAD * second, MOST_BYTES)
+        if self.ahead + whole > most:
+            raise AudioError(f"more than {most / second:.3g} seconds of sound wait")
         self.half = samples[whole:]
         self.ahead += whole
         if whole:

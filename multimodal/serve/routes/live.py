@@ -21,6 +21,7 @@ from multimodal.tasks.transcribe.options import LiveOptions, options_for
 
 router = APIRouter()
 REALTIME_RATE = 24_000  # Hz, of OpenAI's pcm16
+IDLE = 300.0  # seconds after which a socket that sends nothing gives its place to others
 STREAM_OPTIONS = ("model", "rate", "language")
 SILENCE, PADDING = LiveOptions.declared["silence"], LiveOptions.declared["prefix_padding"]
 
@@ -101,11 +102,13 @@ async def stream(socket: WebSocket, model: str | None = None, rate: str = "16000
 
 
 async def _received(socket: WebSocket, sending: asyncio.Task[None]) -> Any:
-    """The next message; None if the sender of events has ended before. Raises WebSocketDisconnect."""
+    """The next message; None if the sender of events has ended before. Raises WebSocketDisconnect, HttpError."""
     receiving = asyncio.create_task(socket.receive())
-    await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({receiving, sending}, timeout=IDLE, return_when=asyncio.FIRST_COMPLETED)
     if not receiving.done():
         receiving.cancel()
+        if not sending.done():
+            raise HttpError(408, f"nothing came for {IDLE:g} seconds", "too_slow")
         return None
     message = receiving.result()
     if message["type"] == "websocket.disconnect":
@@ -206,15 +209,16 @@ class Realtime:
         self.filled = False  # sound has come since the last commit
 
     def session(self) -> dict[str, Any]:
-        live, decoding = LiveOptions(**self.values), self.decoding
+        served, decoding = self.own.server.of("transcribe", self.model), self.decoding
+        live = LiveOptions(**{"threshold": options_for(served.checkpoint, {}).vad_threshold} | self.values)
         turns = {
             "type": "server_vad", "threshold": live.threshold, "prefix_padding_ms": round(1000 * live.prefix_padding),
             "silence_duration_ms": round(1000 * live.silence),
         }  # fmt: skip
         own = {
             "format": {"type": "audio/pcm", "rate": live.rate},
-            "transcription": {"model": self.own.server.of("transcribe", self.model).name,
-                              "language": decoding.get("language"), "prompt": decoding.get("initial_prompt")},
+            "transcription": {"model": served.name, "language": decoding.get("language"),
+                              "prompt": decoding.get("initial_prompt")},
             "turn_detection": turns if self.turns else None,
         }  # fmt: skip
         return {"type": "transcription", "object": "realtime.transcription_session", "audio": {"input": own}}

@@ -228,6 +228,14 @@ def test_an_utterance_begins_before_its_speech(shipped):
     assert [begins[0] - begin for begin in begins] == pytest.approx([0, 0.3, 1.0], abs=1e-4)
 
 
+def test_the_threshold_is_the_models_own(shipped):
+    threshold = lambda **options: live.live_options(shipped, LiveOptions(**options)).threshold
+    card = shipped.card["transcribe"]["vad_threshold"]
+    assert threshold() == threshold(decode=SpeechDecodingOptions(beam_size=1)) == card == 0.35
+    assert threshold(decode=options_for(shipped, {"vad_threshold": 0.6})) == 0.6
+    assert threshold(decode=options_for(shipped, {"vad_threshold": 0.6}), threshold=0.2) == 0.2
+
+
 def test_the_buffer_does_not_grow(chunked):
     decode = SpeechDecodingOptions(beam_size=1, logprob_threshold=None)
     sizes, source = [], io.BytesIO(pcm(torch.randn(7 * RATE) * 0.1))
