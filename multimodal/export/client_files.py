@@ -17,6 +17,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
 from multimodal.models.whisper import Whisper
+from multimodal.tasks.classify.classifier import templates_of
 from multimodal.tasks.classify.head import head_labels, head_scores
 from multimodal.tasks.encode.prompts import prompts_of
 from multimodal.tasks.text.generate import end_ids
@@ -90,7 +91,7 @@ def _image_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     made = {"scores": model.config.loss, "logit_scale": model.logit_scale.exp().item(), "logit_bias": bias}
     if (tokenizer := checkpoint.tokenizer) is None:
         return made
-    templates = checkpoint.card.get("templates", "clip7")
+    templates = templates_of(checkpoint)
     if isinstance(templates, dict):  # prompts of each label
         labels = [label.strip() for label in templates]
         prompts: Any = dict(zip(labels, prompts_of(labels, templates), strict=True))

@@ -89,37 +89,49 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def streamed(
-    lane: Lane, make: Callable[[Callable[[Any], None], threading.Event], Job], seconds: float,
-    event: Callable[[Any], Any], last: Callable[[Any], list[Any]], leave: contextlib.AsyncExitStack | None = None,
-    files: Mapping[str, str] | None = None,
+async def streamed(
+    request: Request, lane: Lane, make: Callable[[Callable[[Any], None], threading.Event], Job], seconds: float,
+    event: Callable[[Any], Any], last: Callable[[Any], list[Any]], leave: contextlib.AsyncExitStack,
+    files: Mapping[str, str],
 ) -> EventStream:  # fmt: skip
     """Server-sent events of a job: `make` is given a function that takes what comes on the way, `event` makes a message
-    of it and `last` the messages of the result. An error after the start is a message, too, in which `files` have
-    other names. `leave` is closed at the end."""
+    of it and `last` the messages of the result. They begin with the first one, or the result, so that a request that is
+    refused has its status; a later error is a message. `files` have other names in errors. The stream takes over what
+    `leave` holds. Raises as `outcome` does."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
+    give = lambda one: loop.call_soon_threadsafe(queue.put_nowait, one)
+    deadline = loop.time() + seconds
+
+    async def begun() -> tuple[Job, Any]:
+        with lane.expecting():
+            job = await made(lambda over: make(give, over))
+            lane.submit(job).add_done_callback(lambda _: give(DONE))
+        try:
+            first = await queue.get()
+            if first is DONE:
+                job.future.result()
+        except BaseException:
+            job.cancel()
+            raise
+        return job, first
 
     async def messages() -> AsyncIterator[str]:
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
-        give = lambda one: loop.call_soon_threadsafe(queue.put_nowait, one)
-        job: Job | None = None
+        one = first
         try:
-            with named(files or {}):
-                async with asyncio.timeout(seconds):
-                    with lane.expecting():
-                        job = await made(lambda over: make(give, over))
-                        future = lane.submit(job)
-                    future.add_done_callback(lambda _: give(DONE))
-                    while (one := await queue.get()) is not DONE:
+            with named(files):
+                async with asyncio.timeout_at(deadline):
+                    while one is not DONE:
                         yield sse(event(one))
-                    for message in last(future.result()):
+                        one = await queue.get()
+                    for message in last(job.future.result()):
                         yield sse(message)
         except Exception as error:
             yield sse(as_http(CancelledJobError() if isinstance(error, TimeoutError) else error).body)
-        finally:
-            if job is not None:
-                job.cancel()
 
-    return EventStream(messages(), leave or contextlib.AsyncExitStack())
+    with named(files):
+        job, first = await while_there(request, begun(), seconds)
+    leave.callback(job.cancel)
+    return EventStream(messages(), leave.pop_all())
 
 
 def sse(message: Any) -> str:

@@ -126,9 +126,12 @@ def test_embeddings_are_the_librarys(asked):
     short = asked.embeddings.create(input=ids, model="sentence-mini", dimensions=20)
     kept = expected[:, :20] / np.linalg.norm(expected[:, :20], axis=1, keepdims=True)
     np.testing.assert_allclose([one.embedding for one in short.data], kept, atol=1e-6)
-    image = asked.embeddings.create(input=[data_url(png())], model="clip-vit-16", encoding_format="float")
-    expected = multimodal.Embedder("clip-vit-16", compute_type="float32").images([png()])
-    np.testing.assert_allclose([one.embedding for one in image.data], expected, atol=1e-6)
+    clip = video(ramp(6), 2.0)
+    images = asked.embeddings.create(
+        input=[data_url(clip), data_url(png())], model="clip-vit-16", encoding_format="float"
+    )
+    expected = multimodal.Embedder("clip-vit-16", compute_type="float32", per_clip=True).images([clip, png()])
+    np.testing.assert_allclose([one.embedding for one in images.data], expected, atol=1e-6)
 
 
 def test_chat_answers_as_the_library_does(asked):
@@ -183,16 +186,17 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
 @pytest.mark.filterwarnings("ignore:messages. has")
 def test_an_answer_ends_at_the_context_of_its_model(client):
     """Rotary positions have no table to end it: one request would hold the model for long."""
-    ask = lambda text: client.post("/v1/chat/completions", json={
-        "messages": [{"role": "user", "content": text}], "model": "gpt-mini", "max_tokens": 20_000,
+    ask = lambda text, stream=False: client.post("/v1/chat/completions", json={
+        "messages": [{"role": "user", "content": text}], "model": "gpt-mini", "max_tokens": 20_000, "stream": stream,
         "logit_bias": {str(load("gpt-mini").tokenizer.eos_id): -100}})  # fmt: skip
     context = load("gpt-mini").model.config.context
     answer = ask("A man in").json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == context + 1
-    refused = ask("a dog " * context)
-    assert refused.status_code == 400
-    assert f"the model's context is {context}" in refused.json()["error"]["message"]
+    for stream in (False, True):
+        refused = ask("a dog " * context, stream)
+        assert refused.status_code == 400
+        assert f"the model's context is {context}" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("given", [{"temperature": 1}, {"seed": 5}, {"top_p": 0.9}, {"temperature": 1, "seed": -5}])
@@ -220,6 +224,14 @@ def test_chat_penalties_and_biases(asked):
     assert 0 < text.split().count("dog") < make(logit_bias={str(token): 6}).choices[0].message.content.count("dog")
     pieces = [one.choices[0].delta.content or "" for one in make(stream=True, **varied)]
     assert "".join(pieces) == text
+
+
+def test_chat_takes_fields_that_ask_for_nothing(client):
+    body = {"messages": [{"role": "user", "content": "A man"}], "model": "gpt-mini", "max_tokens": 3}
+    unused = {"tools": [], "tool_choice": "none", "parallel_tool_calls": False, "modalities": ["text"], "store": False,
+              "service_tier": "auto", "metadata": {"job": "1"}, "user": "me", "max_completion_tokens": 3}  # fmt: skip
+    first, second = (client.post("/v1/chat/completions", json=body | more).json() for more in ({}, unused))
+    assert first["choices"] == second["choices"]
 
 
 def test_chat_has_log_probabilities(asked):
@@ -260,6 +272,9 @@ def test_images_are_classified_from_forms_and_json(client):
     assert made == [client.post("/v1/classify", json=body | more | {"images": body["images"][:1]}).json()
                     for more in several]  # fmt: skip
     assert made[0]["data"] != made[1]["data"] != form.json()["data"][:1]
+    quoted, listed = (client.post("/v1/classify", json=body | {"templates": one}).json()["data"]
+                      for one in ("['a blue sea without any {}']", ["a blue sea without any {}"]))  # fmt: skip
+    assert quoted != listed
     expected = multimodal.classify([png(), png("blue")], labels, compute_type="float32")
     for own, right in zip(form.json()["data"], expected, strict=True):
         assert own["scores"] == right["scores"]
@@ -289,6 +304,8 @@ def test_an_index_is_searched_by_text_and_image(serve, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         main(["index", str(tmp_path), "--output", str(tmp_path / "own.index"), "--max_frames", "1", "--quiet"])
     served = serve(models=("clip-vit-16",), index=(f"own={tmp_path / 'own.index'}",))
+    long = httpx.post(f"{served.url}/v1/search", json={"text": "a red wall " * 30}, timeout=30)
+    assert (long.status_code, "text: 'a red" in long.json()["error"]["message"]) == (400, True)
     found = httpx.post(f"{served.url}/v1/search", json={"image": data_url(png("green")), "top": 2}, timeout=30).json()
     assert Path(found["data"][0]["file"]).name == "green.png"
     assert found["data"][0]["score"] == pytest.approx(1, abs=1e-4)

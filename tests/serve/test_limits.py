@@ -18,7 +18,7 @@ from multimodal.serve.uploads import SMALL
 from multimodal.system.assets import asset
 from tests.helpers.commands import run
 from tests.serve.conftest import MODELS
-from tests.serve.test_endpoints import png
+from tests.serve.test_endpoints import data_url, png
 
 SPEECH = asset("sample", "speech.flac")
 JSON = {"content-type": "application/json"}
@@ -69,8 +69,7 @@ def test_uploads_are_judged_by_content(client):
     zipped = b"PK\x03\x04" + bytes(2000)
     refused(client.post(AUDIO, files={"file": ("talk.wav", zipped)}), 400, "file: ")
     refused(client.post(AUDIO, files={"file": ("../../etc/passwd", b"")}), 400, "file: ")
-    streamed = client.post(AUDIO, files={"file": zipped}, data={"stream": "true"})
-    assert json.loads(streamed.text.removeprefix("data: "))["error"]["message"].startswith("file: ")
+    refused(client.post(AUDIO, files={"file": zipped}, data={"stream": "true"}), 400, "file: ")
     refused(client.post(AUDIO, data={"model": "x"}), 415, "expected multipart/form-data")
     refused(client.post(AUDIO, files={"other": b"x"}), 400, "other: unknown field")
     form = {"content-type": "multipart/form-data; boundary=x"}
@@ -99,7 +98,7 @@ def test_models_and_paths_that_are_not_there(client):
         ("embeddings", '{"input": ["a", {"image": "data:image/png;base64,AAAA"}]}', ["not both at once"]),
         ("embeddings", '{"input": {"image": "http://127.0.0.1/a.png"}}', ["expected a data URL"]),
         ("embeddings", '{"input": {"image": "/etc/passwd"}}', ["expected a data URL"]),
-        ("embeddings", '{"input": {"image": "data:image/png;base64,AAAA"}}', ["not a readable image"]),
+        ("embeddings", '{"input": {"image": "data:image/png;base64,AAAA"}}', ["input[0]: 3 bytes: not a"]),
         ("embeddings", '{"input": "a", "dimensions": 7000}', ["dimensions: sentence-mini has 192"]),
         ("embeddings", '{"input": "a", "dimensions": 0}', ["dimensions"]),
         ("embeddings", '{"input": ["a", [123456789]]}', ["input[1]: token id 123456789"]),
@@ -148,9 +147,19 @@ def test_models_and_paths_that_are_not_there(client):
         ("chat/completions", '{"messages": [{"role": "user", "content": "a", "\\ud800": 1}]}',
          [r"messages[0].\ud800: is not"]),
         ("translate", '{"input": "a", "source": "en", "target": "xx"}', ["xx"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
+         ["tools: list should have at most 0 items"]),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, '
+         '"max_completion_tokens": 9}', ["max_tokens: expected max_completion_tokens, 9 (got 5)"]),
+        ("translate", json.dumps({"input": ["a", "a dog runs. " * 90], "source": "en", "target": "de"}),
+         ["input[1]: 'a dog runs.", "tokens, the model's context leaves"]),
         ("translate", json.dumps({"input": ["a"] * 2049}), ["input: expected 1 to 2048 texts (got 2049)"]),
         ("classify", "{", ["body: is not valid JSON (", "line 1 column 1)"]),
-        ("classify", '{"images": ["data:image/png;base64,AAAA"], "labels": ["a"]}', ["image"]),
+        ("classify", json.dumps({"images": [data_url(png()), "data:image/png;base64,AAAA"], "labels": ["a"]}),
+         ["images[1]: 3 bytes: not a readable image"]),
+        ("classify", json.dumps({"images": [data_url(png())]}), ["labels are needed, as model clip-vit-16 has none"]),
+        ("classify", json.dumps({"images": [data_url(png())], "labels": ["a", "a very long thing " * 20]}),
+         ["labels[1]: 'a", "tokens, this model's maximum context length is 32"]),
     ],
 )  # fmt: skip
 def test_bodies_are_checked(client, path, body, parts):
@@ -237,6 +246,18 @@ def test_keys_sizes_and_queues(serve):
     refused(busy, 429, "wait already")
     assert int(busy.headers["retry-after"]) >= 1
     assert ask(headers=own).status_code == 200
+
+
+def test_a_full_queue_refuses_a_stream_by_its_status(serve):
+    served = serve(models=("gpt-mini",), queue=1)
+    gate, lane = threading.Event(), served.state.models.served["gpt-mini"].lane
+    waiting = lane.submit(one_request(Work("other", None, lambda _: [gate.wait(30)])))
+    body = {"messages": [{"role": "user", "content": "A man"}], "stream": True}
+    busy = httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=30)
+    gate.set()
+    assert waiting.result(5)
+    refused(busy, 429, "wait already")
+    assert int(busy.headers["retry-after"]) >= 1
 
 
 def test_no_file_stays_and_a_client_that_leaves_ends_its_work(served, client):

@@ -3,18 +3,22 @@
 import io
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from PIL import Image
 
-from multimodal.errors import ImageError, VideoError
+from multimodal.errors import ImageError, MultimodalError, TextError, UsageError, VideoError
 from multimodal.inference.prepare import prepare_for_inference
+from multimodal.models.clip import CLIP
 from multimodal.serve.jobs.lane import Job, Lane, Stream, Work, one_request
 from multimodal.serve.models import ServedModel
 from multimodal.serve.options import ServeOptions
+from multimodal.tasks.classify.classifier import templates_of
 from multimodal.tasks.classify.classify import Classifier
+from multimodal.tasks.classify.head import has_head
 from multimodal.tasks.encode.loaded import device_of
+from multimodal.tasks.encode.prompts import checked_labels, prompts_of
 from multimodal.tasks.figures import overlay
 from multimodal.tasks.inspect.heatmap import check_model, relevance
 from multimodal.tasks.report.page import data_uri
@@ -43,7 +47,8 @@ class ClassifyingModel:
     ) -> Job:  # fmt: skip
         """A job with the scores of each image, and heat maps of its `heatmaps` best labels. Raises UsageError,
         TextError."""
-        key = (tuple(labels) if labels is not None else None, str(templates), threshold, top)
+        listed = lambda value: tuple(value) if isinstance(value, list) else value
+        key = (listed(labels), listed(templates), threshold, top)
 
         def stream() -> Stream:
             classifier = yield Work(object(), None, lambda _: [self._classifier(key, labels, templates)])
@@ -57,6 +62,7 @@ class ClassifyingModel:
 
     def _classifier(self, key: Any, labels: Sequence[str] | None, templates: Any) -> Classifier:
         if key not in self.kept:
+            self._check_labels(labels, templates)
             threshold, top = key[2:]
             self.kept[key] = Classifier(self.served.checkpoint, labels, templates=templates, threshold=threshold,
                                         top=top, device=None, per_clip=True)  # fmt: skip
@@ -64,6 +70,17 @@ class ClassifyingModel:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(key)
         return self.kept[key]
+
+    def _check_labels(self, labels: Sequence[str] | None, templates: Any) -> None:
+        """Refuse no labels, and those that a CLIP would cut. Raises UsageError, TextError."""
+        checkpoint = self.served.checkpoint
+        if has_head(checkpoint):  # has its own, and refuses others
+            return
+        if labels is None:
+            raise UsageError(f"are needed, as model {self.served.name} has none of its own", argument="labels")
+        for number, texts in enumerate(prompts_of(checked_labels(labels), templates_of(checkpoint, templates))):
+            for text in texts:
+                check_length(checkpoint, text, f"labels[{number}]")
 
     def _heatmaps(self, classifier: Classifier, image: Any, result: dict[str, Any], count: int) -> list[dict[str, Any]]:
         """Overlays of the best labels. The model is loaded once more, as it needs gradients."""
@@ -79,18 +96,43 @@ class ClassifyingModel:
 
 
 def _scores(classifier: Classifier, payloads: list[list[Any]]) -> list[list[dict[str, Any]]]:
-    found = iter(classifier(list(itertools.chain(*payloads))))
+    return each_image(payloads, "images", classifier.many)
+
+
+def each_image(
+    payloads: Sequence[Sequence[Any]], field: str, many: Callable[..., Iterator[tuple[str, Any]]]
+) -> list[list[Any]]:
+    """Results of `many` for the images of each payload. Raises the error of an image, which `field` and its index
+    name."""
+    pairs = [(f"{field}[{i}]", image) for images in payloads for i, image in enumerate(images)]
+    found = _named(pairs, many(pairs, keyed=True))
     return [list(itertools.islice(found, len(one))) for one in payloads]
 
 
-def checked(images: list[Any], megapixels: float) -> list[Any]:
+def _named(pairs: list[tuple[str, Any]], results: Iterable[tuple[str, Any]]) -> Iterator[Any]:
+    for (place, image), (_, result) in zip(pairs, results, strict=True):
+        if isinstance(result, MultimodalError):
+            raise type(result)(f"{place}: {result}") if isinstance(image, bytes) else result  # others have a name
+        yield result
+
+
+def checked(images: list[Any], megapixels: float, places: Sequence[str]) -> list[Any]:
     """The images, none of which may be larger. Raises ImageError by their headers alone; what is no image is left to
     its reader."""
     limits = ImageLimits(max_pixels=round(megapixels * 1e6))
-    for one in images:
+    for one, place in zip(images, places, strict=True):
         if (size := image_size(one)) is not None:
-            check_size(size, limits, f"{len(one)} bytes" if isinstance(one, bytes) else str(one))
+            check_size(size, limits, place or str(one))
     return images
+
+
+def check_length(checkpoint: Checkpoint, text: str, place: str) -> None:
+    """Refuse a text that a CLIP would cut. Raises TextError."""
+    tokenizer = checkpoint.required_tokenizer()
+    most = tokenizer.length_in(checkpoint.model.config.text.context)
+    count = len(tokenizer.encode(text)) + sum(map(len, tokenizer.frame))
+    if count > most:
+        raise TextError(f"{place}: {text[:40]!r} has {count} tokens, this model's maximum context length is {most}")
 
 
 def thumbnail(file: str) -> str | None:
@@ -125,7 +167,9 @@ class SearchedIndex:
         return cls(index, checkpoint, Lane(f"index {folder}", options.batch_size, options.queue))
 
     def search(self, texts: Sequence[str], images: Sequence[Any], top: int) -> Job:
-        """A job with [{"file", "score"}] for each text, then each image."""
+        """A job with [{"file", "score"}] for each text, then each image. Raises TextError."""
+        for text in texts if isinstance(self.checkpoint.model, CLIP) else ():
+            check_length(self.checkpoint, text, "text")
 
         def serve(payloads: list[Any]) -> list[Any]:
             return [self._found(*one) for one in payloads]

@@ -10,6 +10,7 @@ from multimodal.decoding.logits import Penalties
 from multimodal.errors import TextError, UsageError
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.clip import CLIP
+from multimodal.serve.jobs.images import each_image
 from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
 from multimodal.serve.jobs.token_bytes import spellings, token_score
 from multimodal.serve.models import ServedModel
@@ -174,9 +175,14 @@ def ids_of(prompt: Any) -> list[int]:
 
 
 def translations(served: ServedModel, texts: Sequence[str], source: str | None, target: str | None) -> Job:
-    """A job with a `Translation` of each text. Raises UsageError, TextError."""
-    writer = TranslationWriter(served.checkpoint, source, target, asked_of(served.checkpoint, {}))
-    sources = [writer.read(text) for text in texts]
+    """A job with a `Translation` of each text. Raises UsageError, TextError, also for a text beyond the context."""
+    options = asked_of(served.checkpoint, {"on_long": "error"})
+    writer, sources = TranslationWriter(served.checkpoint, source, target, options), []
+    for number, text in enumerate(texts):
+        try:
+            sources.append(writer.read(text))
+        except TextError as error:
+            raise TextError(f"input[{number}]: {error}") from None
 
     def serve(payloads: list[Any]) -> list[list[Translation]]:
         found = iter(writer(list(itertools.chain(*payloads))))
@@ -190,7 +196,7 @@ class EmbeddingModel:
 
     def __init__(self, served: ServedModel):
         self.served = served
-        self.embedder = Embedder(served.checkpoint, device=None)
+        self.embedder = Embedder(served.checkpoint, device=None, per_clip=True)
 
     def read(self, inputs: Sequence[str | list[int]]) -> tuple[list[str], int]:
         """Texts, of which some are given as token ids, and the number of tokens that the model reads of them, with its
@@ -221,15 +227,12 @@ class EmbeddingModel:
         return one_request(Work("images", images, self._images))
 
     def _texts(self, payloads: list[list[str]]) -> list[np.ndarray]:
-        return self._each(payloads, self.embedder.texts)
+        vectors = self.embedder.texts(list(itertools.chain(*payloads)))
+        return np.split(vectors, np.cumsum([len(one) for one in payloads])[:-1])
 
     def _images(self, payloads: list[list[Any]]) -> list[np.ndarray]:
-        return self._each(payloads, self.embedder.images)
-
-    @staticmethod
-    def _each(payloads: list[list[Any]], encode: Callable[[list[Any]], np.ndarray]) -> list[np.ndarray]:
-        vectors = encode(list(itertools.chain(*payloads)))
-        return np.split(vectors, np.cumsum([len(one) for one in payloads])[:-1])
+        found = each_image(payloads, "input", self.embedder.many)
+        return [np.stack(one) for one in found]
 
 
 def text_of(ids: list[int], tokenizer: Tokenizer) -> str:

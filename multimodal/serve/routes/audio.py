@@ -15,7 +15,7 @@ from multimodal.serve.jobs.lane import Job
 from multimodal.serve.jobs.speech import TranscriptionJob
 from multimodal.serve.jobs.token_bytes import spellings, token_score
 from multimodal.serve.media import Media
-from multimodal.serve.state import Server, server_of
+from multimodal.serve.state import server_of
 from multimodal.serve.uploads import SMALL, Form, received
 from multimodal.tasks.text.detokenize import token_texts
 from multimodal.tasks.transcribe.audio_source import name_of_audio
@@ -67,7 +67,7 @@ async def _respond(request: Request, task: str) -> Response:
         if _streams(form):
             granularities = form.texts.get("timestamp_granularities", [])
             whole = lambda result: verbose(result, task, granularities) if style == "verbose_json" else {}
-            return _stream(server, served, audio, options, leave.pop_all(), names, whole)
+            return await _stream(request, served, audio, options, leave, names, whole)
         with named(names):
             make = lambda over: TranscriptionJob(served.checkpoint, audio, options, over)
             result = await outcome(request, served.lane, make, server.options.seconds)
@@ -130,12 +130,12 @@ def _streams(form: Form) -> bool:
     return text.lower() in ("true", "1")
 
 
-def _stream(
-    server: Server, served: Any, audio: Any, options: dict[str, Any], leave: contextlib.AsyncExitStack,
+async def _stream(
+    request: Request, served: Any, audio: Any, options: dict[str, Any], leave: contextlib.AsyncExitStack,
     names: dict[str, str], whole: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Response:  # fmt: skip
     """Events of OpenAI's: the text as segments end, then all of it, with what `whole` gives of the result."""
-
+    server = server_of(request)
     scores = lambda segments: logprobs(served.checkpoint, segments) if options["token_logprobs"] else {}
     between = "" if isinstance(served.checkpoint.model, Whisper) else " "  # Whisper's texts hold their spaces
 
@@ -156,7 +156,7 @@ def _stream(
         done = {"type": "transcript.text.done", "text": result["text"].strip()}
         return [whole(result) | done | scores(result["segments"])]
 
-    return streamed(served.lane, make, server.options.seconds, dict, last, leave, names)
+    return await streamed(request, served.lane, make, server.options.seconds, dict, last, leave, names)
 
 
 def _written(

@@ -5,7 +5,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 from fastapi import APIRouter, Request
@@ -34,7 +34,22 @@ EXAMPLE = {"messages": [{"role": "user", "content": [
 ]}]}  # fmt: skip
 
 
-class ChatRequest(BaseModel):
+class UnusedFields(BaseModel):
+    """OpenAI's fields without a use here, with the values that change nothing."""
+
+    tools: list[Any] = Field([], max_length=0)
+    tool_choice: Literal["none", "auto"] = "none"  # as there are none
+    parallel_tool_calls: bool = False
+    modalities: list[Literal["text"]] = []
+    service_tier: Literal["auto", "default"] = "auto"
+    store: Literal[False] = False
+    metadata: dict[str, Any] = {}  # of what is stored
+    user: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+
+
+class ChatRequest(UnusedFields):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
@@ -47,7 +62,6 @@ class ChatRequest(BaseModel):
     n: int = Field(1, ge=1, le=32)
     stop: str | Annotated[list[str], Field(max_length=1000, fail_fast=True)] | None = None
     seed: int | None = Field(None, ge=-SEEDS - 1, le=SEEDS)
-    user: str | None = None
     stream_options: dict[str, Any] | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -79,6 +93,9 @@ class ChatRequest(BaseModel):
     def decoding(self) -> dict[str, Any]:
         """Options in our names. The most probable text, or with `n`, a seed or top_p a sample at temperature 1; a
         sample without a seed is another one each time. Raises HttpError."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if len({old, new} - {None}) > 1:
+            raise HttpError(400, f"max_tokens: expected max_completion_tokens, {new} (got {old})", param="max_tokens")
         given = {own: value for name, own in DECODING.items() if (value := getattr(self, name)) is not None}
         given.setdefault("max_new_tokens", DEFAULT_TOKENS)
         given.setdefault("temperature", 1.0 if self.n > 1 or {"top_p", "seed"} & given.keys() else 0.0)
@@ -144,12 +161,13 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         messages = await read_parts(body.messages, media)
-        images = [part.value for one in messages for part in one.parts if part.kind == "image"]
-        await anyio.to_thread.run_sync(checked, images, server.options.max_megapixels, limiter=opening())
+        images = [part for one in messages for part in one.parts if part.kind == "image"]
+        values, places = [one.value for one in images], [one.place for one in images]
+        await anyio.to_thread.run_sync(checked, values, server.options.max_megapixels, places, limiter=opening())
         if body.stream:
             usage = bool((body.stream_options or {}).get("include_usage"))
             make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give, **more)
-            return _streamed(server, chat, make, base, usage, media, leave.pop_all())
+            return await _streamed(request, chat, make, base, usage, media)
         with named(media.names):
             make = lambda _: chat.answers(messages, options, **more)
             answered = await outcome(request, chat.served.lane, make, server.options.seconds)
@@ -171,10 +189,9 @@ def counted(answered: Answered) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
-def _streamed(
-    server: Any, chat: Any, make: Callable[..., Any], base: dict[str, Any], usage: bool, media: Media,
-    leave: contextlib.AsyncExitStack,
-) -> Response:  # fmt: skip
+async def _streamed(
+    request: Request, chat: Any, make: Callable[..., Any], base: dict[str, Any], usage: bool, media: Media
+) -> Response:
     """Chunks of an answer. Log-probabilities come in the last one."""
 
     def chunk(delta: dict[str, Any], reason: str | None = None, scores: Any = None) -> dict[str, Any]:
@@ -189,7 +206,8 @@ def _streamed(
         ((one,), (scores,)) = answered.answers, answered.scores
         return [chunk(next(roles, {}), REASONS[one.stopped], scores), *([told] if usage else []), "[DONE]"]
 
-    return streamed(chat.served.lane, make, server.options.seconds, event, last, leave, media.names)
+    seconds = server_of(request).options.seconds
+    return await streamed(request, chat.served.lane, make, seconds, event, last, media.leave, media.names)
 
 
 class TranslationRequest(BaseModel):

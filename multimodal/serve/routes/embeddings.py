@@ -63,7 +63,8 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
         media = Media(request, leave)
         images = [await _image(one, f"input[{i}]", media) for i, one in enumerate(inputs)] if of_images else []
         most = server.options.max_megapixels
-        make = lambda _: model.images(checked(images, most)) if of_images else model.texts(texts)
+        places = [f"input[{i}]" for i in range(len(images))]
+        make = lambda _: model.images(checked(images, most, places)) if of_images else model.texts(texts)
         with named(media.names):
             vectors = await outcome(request, model.served.lane, make, server.options.seconds)
     if body.dimensions is not None:

@@ -78,8 +78,9 @@ def _from_form(form: Form) -> tuple[ClassificationRequest, list[Path | bytes]]:
 async def _scored(request: Request, asked: ClassificationRequest, images: list[Any]) -> dict[str, Any]:
     server = server_of(request)
     model = server.classifier(asked.model)
-    names = {str(path): f"images[{i}]" for i, path in enumerate(images) if isinstance(path, Path)}
-    read = lambda: checked(images, server.options.max_megapixels)
+    places = [f"images[{i}]" for i in range(len(images))]
+    names = {str(path): place for path, place in zip(images, places, strict=True) if isinstance(path, Path)}
+    read = lambda: checked(images, server.options.max_megapixels, places)
     options = (asked.labels, asked.templates, asked.threshold, asked.top, asked.heatmaps)
     make = lambda _: model.classify(read(), *options)
     with named(names):
@@ -117,7 +118,8 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
         images = [] if body.image is None else [await media.read(body.image, "image")]
-        make = lambda _: found.search(texts, checked(images, server.options.max_megapixels), body.top)
+        places, most = ["image"] * len(images), server.options.max_megapixels
+        make = lambda _: found.search(texts, checked(images, most, places), body.top)
         with named(media.names):
             (hits,) = await outcome(request, found.lane, make, server.options.seconds)
     if body.thumbnails:

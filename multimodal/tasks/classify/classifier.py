@@ -47,7 +47,7 @@ class ZeroShotClassifier(ImageClassifier):
         self.checkpoint, self.model = checkpoint, checkpoint.model
         self.preprocessing, self.tokenizer = known_preprocessing(checkpoint), checkpoint.tokenizer
         self.labels = checked_labels(labels)
-        self.templates: Templates = checkpoint.card.get("templates", "clip7") if templates is None else templates
+        self.templates: Templates = templates_of(checkpoint, templates)
         self.calibration = calibration
         self.scores, self.threshold = self._checked(scores, threshold)
         self.weights = self._label_vectors() if weights is None else weights.to(self.device)
@@ -129,6 +129,11 @@ class ZeroShotClassifier(ImageClassifier):
             )
         self.check_threshold(threshold, scores)
         return scores, threshold
+
+
+def templates_of(checkpoint: Checkpoint, given: Templates | None = None) -> Templates:
+    """The given templates, or the model's own."""
+    return checkpoint.card.get("templates", "clip7") if given is None else given
 
 
 def check_clip(checkpoint: Checkpoint) -> None:
