@@ -120,7 +120,7 @@ def _check_numbers(checkpoint: Checkpoint, folder: Path, near: float) -> None:
         cause = cause or f" ({one_line(error, 200)})"
         raise UsageError(f"model {checkpoint.source}: CTranslate2 cannot compute it{cause}") from None
     if away > near:
-        cause = cause or "; it lacks some option"
+        cause = cause or ("; it lacks some option" if near == NEAR else ": its rounding is too coarse for this model")
         raise UsageError(f"model {checkpoint.source}: CTranslate2's numbers are {away:.1%} off{cause}")
 
 

@@ -167,6 +167,8 @@ def _write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
     elif isinstance(tokenizer, PiecesTokenizer):
         kind = "MarianTokenizer" if tokenizer.language_in_source else "M2M100Tokenizer"
         record = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+        if not tokenizer.language_in_source:  # or else transformers 5 decodes them as text
+            record["additional_special_tokens"] = [*tokenizer.languages]
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.bos_id is not None and not tokenizer.canonical:
         _write_llama(checkpoint, tokenizer, folder)
         _write_template(checkpoint, folder)

@@ -115,6 +115,13 @@ def test_what_ctranslate2_lacks_is_refused_in_all_numbers(family, options, cause
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "model"]
 
 
+def test_a_model_that_rounding_changes_too_much_is_refused_as_such(tmp_path, monkeypatch):
+    written("Llama", tmp_path / "model")
+    monkeypatch.setattr("multimodal.export.ctranslate2.ROUNDED", 1e-6)
+    with pytest.raises(UsageError, match="% off: its rounding is too coarse for this model"):
+        export(tmp_path / "model", tmp_path / "out", to="ctranslate2", store="int8")
+
+
 def test_the_vocabulary_lies_beside_its_settings(tmp_path):
     import transformers
 

@@ -24,13 +24,14 @@ from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.chat.messages import read_messages
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.tokens.text.translation import m2m100_tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.weights.card import searched
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.data import wordpieces
 from tests.helpers.paths import ROOT
-from tests.helpers.references import causal, decoders, encoders, seq2seq, vision
+from tests.helpers.references import causal, decoders, encoders, seq2seq, translation, vision
 from tests.helpers.references.hub import hub_folder, llama_pieces
 from tests.helpers.tiny import ENCODER, TEXTS
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
@@ -304,6 +305,18 @@ def test_a_translator_translates_there_as_the_guide_says(tmp_path, monkeypatch):
     exec(lines, names := {})
     wanted = multimodal.translate("A dog runs on the beach.", "translator-mini", source="en", target="de", beam_size=1)
     assert names["text"] == wanted == "Ein Hund rennt am Strand."
+
+
+def test_m2m100s_languages_are_control_tokens_there(tmp_path):
+    from transformers import AutoTokenizer
+
+    size = translation.m2m100(tmp_path)
+    own = m2m100_tokenizer(tmp_path, {"vocab_size": size})
+    (tmp_path / "out").mkdir()
+    assert write_tokenizer(Checkpoint(seq2seq.case("Hugging Face M2M100").reference, own), tmp_path / "out")
+    theirs, ids = AutoTokenizer.from_pretrained(tmp_path / "out", src_lang="de"), own.encode("the cat sat")
+    assert theirs("the cat sat").input_ids == [own.language_ids["de"], *ids, own.eos_id]
+    assert theirs.decode([2, own.language_ids["fr"], *ids, 2], skip_special_tokens=True) == "the cat sat"
 
 
 def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path):
