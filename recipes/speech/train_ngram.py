@@ -111,7 +111,7 @@ def adjusted_counts(texts: Iterable[list[str]], order: int) -> list[Counter[Gram
 def discounts(counts: Counter[Gram]) -> tuple[float, float, float]:
     """Discounts of counts of 1, 2, and 3 or more; KenLM's fallback if there are too few of them."""
     n = Counter(counts.values())
-    if not all(n[k] for k in (1, 2, 3, 4)):
+    if not all(n[k] for k in (1, 2, 3)):  # as lmplz: without a count of 4 the last discount is 3
         return FALLBACK
     share = n[1] / (n[1] + 2 * n[2])
     values = tuple(k - (k + 1) * share * n[k + 1] / n[k] for k in (1, 2, 3))

@@ -11,8 +11,9 @@ r"""Fine-tune an encoder or causal language model: classes of texts, tags of wor
 
 Formats: for classes a table with tabs; for tagging a word and its tag in columns (CoNLL, IOB2) or JSON lines with
 tokens and tags; for answers SQuAD's JSON, or JSON lines with question, context and answers; for choices JSON lines
-with question, choices and label. `--random` starts from random weights in the same architecture. The report compares
-classes with a bag of words under logistic regression, fitted on the same texts. The card lists the labels in order.
+with question, choices and label. A head for the same labels in the same order, as its card lists them, keeps its
+weights; so does one for answers or choices. `--random` starts from random weights in the same architecture. The report
+compares classes with a bag of words under logistic regression, fitted on the same texts. The card lists the labels.
 
 Cost: 7 minutes of a core shared with other work, 1.4 GB. Accuracy on SST-2's dev: from the model of train_mlm.py
 78.7 %, from random weights (`--random --rate 1e-3`) 61.7 %, bag of words 78.1 %.
@@ -53,7 +54,7 @@ def main(s: TextFinetuning) -> dict[str, Any]:
     known = load(s.model)
     job = text_job(known, d)
     adapt(job.objective.model, s.adapt, job.fresh)
-    log.info("%d training items; new parts: %s", len(job.source), "all" if d.random else ", ".join(job.fresh))
+    log.info("%d training items; head and new parts: %s", len(job.source), "all" if d.random else ", ".join(job.fresh))
     loader = loop.loader(job.source, job.source.plan(s.budget * loop.accumulate, loop.seed), unchanged, job.collate)
 
     def measure(net: nn.Module, step: int) -> dict[str, float]:

@@ -156,6 +156,13 @@ def test_counts_and_discounts_are_those_of_modified_kneser_ney(recipe):
     assert recipe.discounts({("a",): 1}) == recipe.FALLBACK
 
 
+def test_discounts_without_a_count_of_four_are_those_of_lmplz(recipe):
+    table = recipe.train([["a", "b", "b", "c", "c", "c"]], 1)[0]
+    wanted = {"a": -0.6990, "b": -0.4649, "c": -0.8909}  # lmplz of KenLM 0.3, order 1
+    found = {word: math.log10(table[word,].probability) for word in wanted}
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
 def test_texts_of_manifests_and_of_plain_files(recipe, tmp_path, capsys):
     usual = ListColumns()
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "It’s HERE, now_"}) + "\n" + json.dumps({"sentence": "b"}))

@@ -20,6 +20,7 @@ from multimodal.tasks.evaluate.classification import class_logits, predictions
 from multimodal.tasks.transcribe.conformer.decode import language_model, search_tokenizer
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
+from multimodal.train.objectives.finetune.text import AnnotatedTexts, text_job
 from multimodal.train.objectives.text.denoising import sentinels
 from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.recipe_cli import start
@@ -179,6 +180,17 @@ def test_a_classifier_learns_its_labels_and_says_them(recipes, data):
     assert again["from random"]["accuracy"] < 1
 
 
+@pytest.mark.parametrize("labels", [["0", "1"], ["1", "0"]])
+def test_a_head_of_the_same_labels_is_kept(tmp_path, labels):
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abc"], VOCABULARY, 2, 3)
+    known, _ = with_head(Checkpoint(randomized(TextTransformer(TEXTS["learned"])), tokenizer), 0.0, classes=2)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("a b\t0\nb c\t1\n" * 4)
+    job = text_job(Checkpoint(known, tokenizer, card={"labels": labels}), AnnotatedTexts(rows, rows))
+    kept = torch.equal(job.objective.model.classes.weight, known.classes.weight)
+    assert kept == (labels == ["0", "1"])
+
+
 @torch.no_grad()
 def test_of_a_causal_model_the_last_token_tells():
     tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abc"], VOCABULARY, 2, 3)
@@ -188,6 +200,11 @@ def test_of_a_causal_model_the_last_token_tells():
     assert torch.equal(model.embed.weight, known.embed.weight)
     torch.nn.init.normal_(model.classes.weight)
     ids = torch.tensor([[2, 5, 6, 3, 0, 0], [2, 7, 5, 6, 6, 3]])
+    again, fresh = with_head(Checkpoint(model, tokenizer), 0.0, classes=3, keep=True)
+    assert torch.equal(again.classes.weight, model.classes.weight)
+    assert fresh == ["classes"]  # which a frozen model trains all the same
+    other, _ = with_head(Checkpoint(model, tokenizer), 0.0, classes=2, keep=True)
+    assert other.classes.out_features == 2
     found = class_logits(model.eval(), ClassBatch(ids, torch.tensor([4, 6]), torch.tensor([0, 1])))
     for row, length in enumerate((4, 6)):
         states = known.states(ids[row : row + 1, :length], mask=causal(length, length))

@@ -49,8 +49,8 @@ class AnnotatedTexts:
 
 
 class TextJob(NamedTuple):
-    """`fresh`: new parts of the model. `measure(model)` returns figures on the held-out texts, `mistakes(model)` some
-    lines; `baseline`: figures of another method; `card`: facts for the checkpoint."""
+    """`fresh`: the head and new parts of the model. `measure(model)` returns figures on the held-out texts,
+    `mistakes(model)` some lines; `baseline`: figures of another method; `card`: facts for the checkpoint."""
 
     objective: Summed
     fresh: list[str]
@@ -71,7 +71,8 @@ def text_job(known: Checkpoint, d: AnnotatedTexts) -> TextJob:
 def _classes(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
     rows, tests = (read_labelled(path, d.columns) for path in (d.data, d.val))
     labels = classes_of(rows, d.data)
-    model, fresh = with_head(known, d.dropout, d.random, classes=len(labels))
+    kept = known.card.get("labels") == labels
+    model, fresh = with_head(known, d.dropout, d.random, classes=len(labels), keep=kept)
     parts = ((rows, d.data), (tests, d.val))
     source, val = (LabelledTexts(part, known.tokenizer, labels, longest, str(path)) for part, path in parts)
     if source.cut + val.cut:
@@ -94,7 +95,8 @@ def _classes(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
 def _tags(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
     texts, tests = read_tagged(d.data), read_tagged(d.val)
     labels = tags_of(texts, d.data)
-    model, fresh = with_head(known, d.dropout, d.random, tags=len(labels))
+    kept = known.card.get("labels") == labels
+    model, fresh = with_head(known, d.dropout, d.random, tags=len(labels), keep=kept)
     source = TaggedTexts(texts, known.tokenizer, labels, longest)
     TaggedTexts(tests, known.tokenizer, labels, longest)  # reports unfit texts before training
     found = lambda model: word_tags(model, known.tokenizer, tests, labels)
@@ -112,7 +114,7 @@ def _tags(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
 
 def _answers(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
     asked, tests = read_questions(d.data), read_questions(d.val)
-    model, fresh = with_head(known, d.dropout, d.random, spans=True)
+    model, fresh = with_head(known, d.dropout, d.random, spans=True, keep=True)
     source = QuestionWindows(asked, known.tokenizer, longest, d.overlap)
     wanted = [[one.text for one in test.answers] for test in tests]
     found = lambda model: found_answers(_as(known, model), tests)
@@ -130,7 +132,7 @@ def _answers(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
 
 def _choices(known: Checkpoint, d: AnnotatedTexts, longest: int) -> TextJob:
     asked, tests = read_choices(d.data), read_choices(d.val)
-    model, fresh = with_head(known, d.dropout, d.random, classes=1)
+    model, fresh = with_head(known, d.dropout, d.random, classes=1, keep=True)
     source = ChoiceQuestions(asked, known.tokenizer, longest)
     ChoiceQuestions(tests, known.tokenizer, longest)  # reports unfit questions before training
     logits = lambda model: [choice_logits(one.question, one.choices, _as(known, model)) for one in tests]

@@ -24,12 +24,14 @@ HEADS = ("classes", "tags", "spans")
 
 
 def with_head(
-    known: Checkpoint, dropout: float, fresh: bool = False, classes: int = 0, tags: int = 0, spans: bool = False
-) -> tuple[TextTransformer, list[str]]:
-    """Build a model with one head from a text model's weights, or random ones if `fresh`; return it and its new parts.
-    Other heads are dropped. For `classes` (1: a choice's score) an encoder without a pooler gets one (Devlin et al.
-    2019, section 4.1); a causal model classifies its last token (Radford et al. 2018, section 3.2). `tags` and `spans`
-    are of each token. `dropout` replaces the model's own.
+    known: Checkpoint, dropout: float, fresh: bool = False, classes: int = 0, tags: int = 0, spans: bool = False,
+    keep: bool = False,
+) -> tuple[TextTransformer, list[str]]:  # fmt: skip
+    """Build a model with one head from a text model's weights, or random ones if `fresh`; return it, and the names
+    of its head and new parts. Other heads are dropped; with `keep` one of this kind and size keeps its weights. For
+    `classes` (1: a choice's score) an encoder without a pooler gets one (Devlin et al. 2019, section 4.1); a causal
+    model classifies its last token (Radford et al. 2018, section 3.2). `tags` and `spans` are of each token. `dropout`
+    replaces the model's own.
 
     Raises CheckpointError for another model."""
     if not isinstance(known.model, TextTransformer) or known.model.embed is None or known.tokenizer is None:
@@ -48,9 +50,12 @@ def with_head(
     if fresh:
         return model, []
     weights = known.model.state_dict()
-    new = [name for name in model.state_dict() if name not in weights or name.startswith(f"{head}.")]
-    model.load_state_dict({name: weights[name] for name in model.state_dict() if name not in new}, strict=False)
-    return model, sorted({name.split(".")[0] for name in new})
+    made = model.state_dict()
+    own = {name for name in made if name.startswith(f"{head}.")}
+    kept = {name for name in own if keep and name in weights and weights[name].shape == made[name].shape}
+    old = {name for name in made if name in weights and (name in kept or name not in own)}
+    model.load_state_dict({name: weights[name] for name in old}, strict=False)
+    return model, sorted({name.split(".")[0] for name in made if name in own or name not in old})
 
 
 class ClassifyText(Summed):
