@@ -243,7 +243,8 @@ REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list
     ],
 )  # fmt: skip
 def test_a_hostile_template_is_one_line(template, cause):
-    with pytest.raises(CheckpointError, match=cause) as error:
+    slow = "does not end within 20 seconds"  # which slow or busy processors meet before a limit of memory
+    with pytest.raises(CheckpointError, match=f"{cause}|{slow}") as error:
         render(template, read_messages([{"role": "user", "content": "hello"}]), ["<s>"], where="x")
     assert "\n" not in str(error.value)
 
