@@ -35,7 +35,7 @@ def captured(monkeypatch):
     return count
 
 
-@pytest.mark.parametrize(("optimizer", "near"), [("adamw", 1e-6), ("muon", 1e-3)])
+@pytest.mark.parametrize(("optimizer", "near"), [("adamw", 1e-6), ("muon", 1e-3)])  # Muon may round to bfloat16
 def test_replayed_steps_are_the_usual_ones(tmp_path, captured, optimizer, near):
     """With dropout, a rate that changes, an average, and each third batch smaller."""
     optim = OptimSettings(rate=2**-7, optimizer=optimizer, schedule="wsd", warmup=4, average=0.9)  # exact in float32
@@ -53,9 +53,9 @@ def test_replayed_steps_are_the_usual_ones(tmp_path, captured, optimizer, near):
     assert captured.replays == 20 - 2 * step_graphs.USUAL
     assert losses[1] == pytest.approx(losses[0], rel=near)
     assert int(ends[1].state.average.updates) == ends[0].state.average.updates == 20
-    for one, other in zip(*(tiny_run.learned(loop)["model"].values() for loop in ends), strict=True):
-        apart = 1e-2 if optimizer == "muon" else near  # bfloat16, whose products round otherwise without AVX-512
-        torch.testing.assert_close(one, other, rtol=apart, atol=apart)
+    models = [tiny_run.learned(loop)["model"] for loop in ends]
+    for name in [name for name in models[0] if not name.endswith("key.bias")]:  # whose gradient is rounding alone
+        torch.testing.assert_close(models[1][name], models[0][name], rtol=near, atol=near)
 
 
 def test_a_share_of_patches_that_ends_is_another_graph(tmp_path, captured):

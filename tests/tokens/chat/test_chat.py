@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.tokens.chat import budget
 from multimodal.tokens.chat.budget import MOST_LINES
 from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import read_messages
@@ -242,9 +243,9 @@ REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list
         ("{{ lipsum(999999) }}", "'lipsum' is undefined"),
     ],
 )  # fmt: skip
-def test_a_hostile_template_is_one_line(template, cause):
-    slow = "does not end within 20 seconds"  # which slow or busy processors meet before a limit of memory
-    with pytest.raises(CheckpointError, match=f"{cause}|{slow}") as error:
+def test_a_hostile_template_is_one_line(template, cause, monkeypatch):
+    monkeypatch.setattr(budget, "MOST_SECONDS", 200.0)  # slow or busy processors would meet it before the other bounds
+    with pytest.raises(CheckpointError, match=cause) as error:
         render(template, read_messages([{"role": "user", "content": "hello"}]), ["<s>"], where="x")
     assert "\n" not in str(error.value)
 
