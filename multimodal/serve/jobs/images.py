@@ -8,10 +8,11 @@ from typing import Any
 
 from PIL import Image
 
-from multimodal.errors import ImageError, MultimodalError, TextError, UsageError, VideoError
+from multimodal.errors import ImageError, MultimodalError, UsageError, VideoError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
 from multimodal.serve.jobs.lane import Job, Lane, Stream, Work, one_request
+from multimodal.serve.jobs.lengths import length_read
 from multimodal.serve.models import ServedModel
 from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.classifier import templates_of
@@ -80,7 +81,7 @@ class ClassifyingModel:
             raise UsageError(f"are needed, as model {self.served.name} has none of its own", argument="labels")
         for number, texts in enumerate(prompts_of(checked_labels(labels), templates_of(checkpoint, templates))):
             for text in texts:
-                check_length(checkpoint, text, f"labels[{number}]")
+                length_read(checkpoint, text, f"labels[{number}]: {text[:40]!r}")
 
     def _heatmaps(self, classifier: Classifier, image: Any, result: dict[str, Any], count: int) -> list[dict[str, Any]]:
         """Overlays of the best labels. The model is loaded once more, as it needs gradients."""
@@ -126,15 +127,6 @@ def checked(images: list[Any], megapixels: float, places: Sequence[str]) -> list
     return images
 
 
-def check_length(checkpoint: Checkpoint, text: str, place: str) -> None:
-    """Refuse a text that a CLIP would cut. Raises TextError."""
-    tokenizer = checkpoint.required_tokenizer()
-    most = tokenizer.length_in(checkpoint.model.config.text.context)
-    count = len(tokenizer.encode(text)) + sum(map(len, tokenizer.frame))
-    if count > most:
-        raise TextError(f"{place}: {text[:40]!r} has {count} tokens, this model's maximum context length is {most}")
-
-
 def thumbnail(file: str) -> str | None:
     """A small JPEG of an image, a frame or a video of an index, as a data URL; None for what cannot be read."""
     try:
@@ -169,7 +161,7 @@ class SearchedIndex:
     def search(self, texts: Sequence[str], images: Sequence[Any], top: int) -> Job:
         """A job with [{"file", "score"}] for each text, then each image. Raises TextError."""
         for text in texts if isinstance(self.checkpoint.model, CLIP) else ():
-            check_length(self.checkpoint, text, "text")
+            length_read(self.checkpoint, text, f"text: {text[:40]!r}")
 
         def serve(payloads: list[Any]) -> list[Any]:
             return [self._found(*one) for one in payloads]

@@ -9,9 +9,9 @@ import numpy as np
 from multimodal.decoding.logits import Penalties
 from multimodal.errors import TextError, UsageError
 from multimodal.models.any_to_text import AnyToText
-from multimodal.models.clip import CLIP
 from multimodal.serve.jobs.images import each_image
 from multimodal.serve.jobs.lane import Job, Stream, Work, one_request
+from multimodal.serve.jobs.lengths import length_read
 from multimodal.serve.jobs.token_bytes import spellings, token_score
 from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
@@ -201,22 +201,15 @@ class EmbeddingModel:
     def read(self, inputs: Sequence[str | list[int]]) -> tuple[list[str], int]:
         """Texts, of which some are given as token ids, and the number of tokens that the model reads of them, with its
         prompt and control tokens. Raises TextError for more than the model's context."""
-        checkpoint, tokenizer = self.served.checkpoint, self.served.checkpoint.required_tokenizer()
-        model, before = checkpoint.model, prompt_text(checkpoint, None)
-        config = model.config.text if isinstance(model, CLIP) else getattr(model, "encoder", model).config
-        most = tokenizer.length_in(config.context)
-        ends = isinstance(model, CLIP) or tokenizer.puts_end or not config.causal
-        added = (tokenizer.bos_id is not None) + (ends and tokenizer.eos_id is not None)
-        texts, total = list[str](), 0
+        checkpoint, texts, total = self.served.checkpoint, list[str](), 0
+        before = prompt_text(checkpoint, None)
         for number, one in enumerate(inputs):
+            place = f"input[{number}]"
             try:
-                texts.append(one if isinstance(one, str) else text_of(one, tokenizer))
-                count = added + len(tokenizer.encode(before + texts[-1]))
-                if count > most:
-                    raise TextError(f"has {count} tokens, this model's maximum context length is {most} tokens")
+                texts.append(one if isinstance(one, str) else text_of(one, checkpoint.required_tokenizer()))
             except TextError as error:
-                raise TextError(f"input[{number}]: {error}") from None
-            total += count
+                raise TextError(f"{place}: {error}") from None
+            total += length_read(checkpoint, before + texts[-1], place)
         return texts, total
 
     def texts(self, texts: list[str]) -> Job:

@@ -34,7 +34,7 @@ def embed(
     of texts cut to the context."""
     EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
     checkpoint = load(model, task="embed") if isinstance(model, str | Path) else model
-    check_length(checkpoint, normalize)
+    check_normalize(checkpoint, normalize)
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")
     for number, text in enumerate(texts, 1):
@@ -58,7 +58,7 @@ def scaled(vectors: Float[Tensor, "N D"], checkpoint: Checkpoint, normalize: boo
     return nn.functional.normalize(vectors.float(), dim=-1) if normalize else vectors.float()
 
 
-def check_length(checkpoint: Checkpoint, normalize: bool | None) -> None:
+def check_normalize(checkpoint: Checkpoint, normalize: bool | None) -> None:
     """Raises UsageError for a CLIP, whose vectors have length 1, with `normalize` False."""
     if normalize is False and isinstance(checkpoint.model, CLIP):
         cause = f"must be True or None: vectors of a CLIP have length 1 ({checkpoint.source}) (got False)"

@@ -30,7 +30,7 @@ from multimodal.tasks.encode.loaded import (
 from multimodal.tasks.encode.native import NativeImages, check_native, encode_pixels, native_limit
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
-from multimodal.tasks.text.embed import check_length, check_text, embed, scaled
+from multimodal.tasks.text.embed import check_normalize, check_text, embed, scaled
 from multimodal.tasks.text.options import EmbedOptions
 from multimodal.tokens.image.arrays import ImageInput, images_of
 from multimodal.tokens.text.tokenizer import texts_of
@@ -81,7 +81,7 @@ class Embedder(LoadedModel):
         with self._lock:
             if key not in self._checkpoints:
                 checkpoint = loaded(self.model, "embed-images" if kind == "image" else "embed")
-                check_length(checkpoint, self.normalize)
+                check_normalize(checkpoint, self.normalize)
                 device = device_of(self.device, checkpoint)
                 self._checkpoints[key] = prepare_for_inference(checkpoint, self.compute_type, device)
             return self._checkpoints[key]
