@@ -197,7 +197,8 @@ def _texts(options: Namespace, run: _CaptionRun, files: list[str], outputs: Outp
 
     with at_stop(lambda: f"multimodal: stopped; {done} texts are written; the same command resumes"):
         code = run([file for file in places if file not in there], put) or code
-    console.note(f"{done} texts written {f'to {options.output}' if options.output else 'beside the images'}")
+    where = f"to {options.output}" if options.output else "beside the images"
+    console.note(f"{done} text{'s' * (done != 1)} written {where}")
     return code
 
 
