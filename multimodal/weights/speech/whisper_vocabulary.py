@@ -22,7 +22,8 @@ def released_tokenizer(
         return None
     tokenizer = tokenizer_from(NAMES[size])
     if folder is None:
-        name, tokens = "vocabulary", [token.decode("latin-1").translate(byte_letters()) for token in listed or ()]
+        letters = byte_letters()
+        name, tokens = "vocabulary", [token.decode("latin-1").translate(letters) for token in listed or ()]
     else:
         name, tokens = _own(folder)
     ids = tokens if isinstance(tokens, dict) else {token: i for i, token in enumerate(tokens)}
