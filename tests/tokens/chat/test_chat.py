@@ -243,8 +243,12 @@ REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list
         ("{{ lipsum(999999) }}", "'lipsum' is undefined"),
     ],
 )  # fmt: skip
-def test_a_hostile_template_is_one_line(template, cause, monkeypatch):
+@pytest.mark.parametrize("shift", [4, pytest.param(0, marks=pytest.mark.ci)])  # 16 times sooner, then as it is
+def test_a_hostile_template_is_one_line(template, cause, shift, monkeypatch):
     monkeypatch.setattr(budget, "MOST_SECONDS", 200.0)  # slow or busy processors would meet it before the other bounds
+    monkeypatch.setattr(budget, "MOST_WORK", budget.MOST_WORK >> shift)
+    if cause == "elements":
+        monkeypatch.setattr(budget, "MOST_SIZE", budget.MOST_SIZE >> shift)
     with pytest.raises(CheckpointError, match=cause) as error:
         render(template, read_messages([{"role": "user", "content": "hello"}]), ["<s>"], where="x")
     assert "\n" not in str(error.value)
