@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 from multimodal.errors import MultimodalError
 from multimodal.serve.errors import as_http
 from multimodal.serve.jobs.lane import CancelledJobError, Job, Lane
+from multimodal.serve.state import server_of
 
 DONE = object()
 Make = Callable[[threading.Event], Job]
@@ -39,7 +40,7 @@ async def made(make: Make) -> Job:
         raise
 
 
-async def outcome(request: Request, lane: Lane, make: Make, seconds: float) -> Any:
+async def outcome(request: Request, lane: Lane, make: Make) -> Any:
     """The result of a job. A client that goes away, or a request that takes longer, ends the job. Raises its errors,
     BusyError, CancelledJobError."""
 
@@ -52,7 +53,7 @@ async def outcome(request: Request, lane: Lane, make: Make, seconds: float) -> A
         finally:
             job.cancel()
 
-    return await while_there(request, worked(), seconds)
+    return await while_there(request, worked(), server_of(request).options.seconds)
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, Any], seconds: float) -> Any:
@@ -90,7 +91,7 @@ class EventStream(StreamingResponse):
 
 
 async def streamed(
-    request: Request, lane: Lane, make: Callable[[Callable[[Any], None], threading.Event], Job], seconds: float,
+    request: Request, lane: Lane, make: Callable[[Callable[[Any], None], threading.Event], Job],
     event: Callable[[Any], Any], last: Callable[[Any], list[Any]], leave: contextlib.AsyncExitStack,
     files: Mapping[str, str],
 ) -> EventStream:  # fmt: skip
@@ -100,6 +101,7 @@ async def streamed(
     `leave` holds. Raises as `outcome` does."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
     give = lambda one: loop.call_soon_threadsafe(queue.put_nowait, one)
+    seconds = server_of(request).options.seconds
     deadline = loop.time() + seconds
 
     async def begun() -> tuple[Job, Any]:

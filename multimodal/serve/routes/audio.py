@@ -70,7 +70,7 @@ async def _respond(request: Request, task: str) -> Response:
             return await _stream(request, served, audio, options, leave, names, whole)
         with named(names):
             make = lambda over: TranscriptionJob(served.checkpoint, audio, options, over)
-            result = await outcome(request, served.lane, make, server.options.seconds)
+            result = await outcome(request, served.lane, make)
     server.metrics.audio.inc(result["duration"])
     scores = logprobs(served.checkpoint, result["segments"]) if options["token_logprobs"] else {}
     return _written(result, style, task, form.texts.get("timestamp_granularities", []), scores)
@@ -156,7 +156,7 @@ async def _stream(
         done = {"type": "transcript.text.done", "text": result["text"].strip()}
         return [whole(result) | done | scores(result["segments"])]
 
-    return await streamed(request, served.lane, make, server.options.seconds, dict, last, leave, names)
+    return await streamed(request, served.lane, make, dict, last, leave, names)
 
 
 def _written(

@@ -170,7 +170,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
             return await _streamed(request, chat, make, base, usage, media)
         with named(media.names):
             make = lambda _: chat.answers(messages, options, **more)
-            answered = await outcome(request, chat.served.lane, make, server.options.seconds)
+            answered = await outcome(request, chat.served.lane, make)
     choices = [
         {"index": i, "message": {"role": "assistant", "content": one.text},
          "logprobs": scored(scores), "finish_reason": REASONS[one.stopped]}
@@ -206,8 +206,7 @@ async def _streamed(
         ((one,), (scores,)) = answered.answers, answered.scores
         return [chunk(next(roles, {}), REASONS[one.stopped], scores), *([told] if usage else []), "[DONE]"]
 
-    seconds = server_of(request).options.seconds
-    return await streamed(request, chat.served.lane, make, seconds, event, last, media.leave, media.names)
+    return await streamed(request, chat.served.lane, make, event, last, media.leave, media.names)
 
 
 class TranslationRequest(BaseModel):
@@ -224,12 +223,11 @@ class TranslationRequest(BaseModel):
 @router.post("/translate")
 async def translate(request: Request, body: TranslationRequest) -> dict[str, Any]:
     """Texts in another language."""
-    server = server_of(request)
-    served = server.of("translate", body.model)
+    served = server_of(request).of("translate", body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     if not 0 < len(texts) <= MOST_TEXTS:
         raise HttpError(400, f"input: expected 1 to {MOST_TEXTS} texts (got {len(texts)})", param="input")
     make = lambda _: translations(served, texts, body.source, body.target)
-    found = await outcome(request, served.lane, make, server.options.seconds)
+    found = await outcome(request, served.lane, make)
     data = [{"index": i, "text": one.text, "finished": one.finished} for i, one in enumerate(found)]
     return {"object": "list", "data": data, "model": served.name}

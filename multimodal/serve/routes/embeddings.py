@@ -66,7 +66,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> dict[str, Any]
         places = [f"input[{i}]" for i in range(len(images))]
         make = lambda _: model.images(checked(images, most, places)) if of_images else model.texts(texts)
         with named(media.names):
-            vectors = await outcome(request, model.served.lane, make, server.options.seconds)
+            vectors = await outcome(request, model.served.lane, make)
     if body.dimensions is not None:
         vectors = cut(vectors, body.dimensions, model.served.name)
     data = [{"object": "embedding", "index": i, "embedding": _written(vector, body.encoding_format)}

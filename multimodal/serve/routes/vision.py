@@ -84,7 +84,7 @@ async def _scored(request: Request, asked: ClassificationRequest, images: list[A
     options = (asked.labels, asked.templates, asked.threshold, asked.top, asked.heatmaps)
     make = lambda _: model.classify(read(), *options)
     with named(names):
-        results = await outcome(request, model.served.lane, make, server.options.seconds)
+        results = await outcome(request, model.served.lane, make)
     data = [{"index": i, **{k: v for k, v in one.items() if k != "file"}} for i, one in enumerate(results)]
     return {"object": "list", "data": data, "model": model.served.name}
 
@@ -121,7 +121,7 @@ async def search(request: Request, body: SearchRequest) -> dict[str, Any]:
         places, most = ["image"] * len(images), server.options.max_megapixels
         make = lambda _: found.search(texts, checked(images, most, places), body.top)
         with named(media.names):
-            (hits,) = await outcome(request, found.lane, make, server.options.seconds)
+            (hits,) = await outcome(request, found.lane, make)
     if body.thumbnails:
         small = await anyio.to_thread.run_sync(lambda: [thumbnail(one["file"]) for one in hits], limiter=opening())
         hits = [one | {"thumbnail": url} for one, url in zip(hits, small, strict=True)]
