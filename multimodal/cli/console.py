@@ -39,7 +39,7 @@ class Console:
             print(f"multimodal: {printable(text)}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """End the line of `step`."""
+        """End the present line."""
         if self.pending:
             self.pending = False
             self.stream.write("\r\x1b[K")
@@ -47,7 +47,7 @@ class Console:
 
     @contextmanager
     def shown(self, quiet: bool, verbose: bool) -> Iterator[None]:
-        """Set both for the command that runs in this block."""
+        """Set both for the command that runs in this block. All that it writes ends a line of `step` or `Progress`."""
         self.quiet, self.verbose = quiet, verbose
         streams = _, self.stream = sys.stdout, sys.stderr
         try:
@@ -61,7 +61,7 @@ class Console:
 
 
 class _Clearing:
-    """A stream; whoever uses it ends the line of `step`."""
+    """A stream; whoever uses it ends the present line."""
 
     def __init__(self, stream: Any, console: Console):
         self._stream, self._console = stream, console
@@ -76,7 +76,7 @@ console = Console()
 
 
 class Progress:
-    """One line on a terminal's stderr, twice a second: items done, rate, time left."""
+    """A line on a terminal's stderr, twice a second, until anything else is written: items done, rate, time left."""
 
     def __init__(self, name: str):
         self.name, self.on, self.shown, self.began = printable(name), console.terminal(), 0.0, time.monotonic()
@@ -89,11 +89,7 @@ class Progress:
         rate = done / max(now - self.began, 1e-6)
         speed = f", {rate:.3g}/s, {clock((items - done) / rate)} left" if 0 < done < items else ""
         print(f"\r{self.name}: {done} of {items}{faults}{speed}\x1b[K", end="", file=sys.stderr, flush=True)
-        self.shown = now
-
-    def clear(self) -> None:
-        if self.shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self.shown, console.pending = now, True
 
 
 def clock(seconds: float) -> str:

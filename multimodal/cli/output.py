@@ -3,7 +3,7 @@
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,16 @@ def print_results(results: list, rows: Iterator[list], header: list[str], style:
                 print(printable(str(file)))
             print(f"  {score:8.4f}  {printable(text)}")
             last = file
+
+
+def print_record(style: str, record: Any, lines: Iterable[str]) -> None:
+    """One result: as JSON, or as lines for people."""
+    if style == "json":
+        print_json(record)
+    else:
+        for line in lines:
+            print(printable(line))
+    sys.stdout.flush()
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:

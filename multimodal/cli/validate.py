@@ -7,7 +7,7 @@ from pathlib import Path
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import trust
-from multimodal.cli.output import print_json, printable
+from multimodal.cli.output import print_record
 from multimodal.cli.parser import Parser
 from multimodal.data.options import ValidateOptions
 from multimodal.system.options import add_flags as add_option_flags
@@ -47,12 +47,8 @@ def run(options: Namespace) -> int:
     reports = []
     for data in options.data:
         labels = class_names([Path(options.classes)] if options.classes else [], [data])
-        shown, source = Progress(data), open_source(data, columns=columns, trust=trust(options))
-        reports.append((data, validate(source, options.kind, workers, labels, shown)))
-        shown.clear()
-    if options.format == "json":
-        print_json([report.to_dict(data) for data, report in reports])
-    else:
-        for line in (line for data, report in reports for line in summary(data, report)):
-            print(printable(line))
+        source = open_source(data, columns=columns, trust=trust(options))
+        reports.append((data, validate(source, options.kind, workers, labels, Progress(data))))
+    lines = (line for data, report in reports for line in summary(data, report))
+    print_record(options.format, [report.to_dict(data) for data, report in reports], lines)
     return int(any(report.broken for _, report in reports))

@@ -60,10 +60,7 @@ def run(options: Namespace) -> int:
     def evaluate(file: IO[bytes] | None, name: str) -> SetFigures:
         keep = lambda row: file is None or file.write(f"{json.dumps(_record(row), ensure_ascii=False)}\n".encode())
         shown = Progress(f"{name}: questions")
-        try:
-            found = evaluate_answers(open_chats(name, trust(options)), asker, options.without, shown, keep)
-        finally:
-            shown.clear()
+        found = evaluate_answers(open_chats(name, trust(options)), asker, options.without, shown, keep)
         figures = found.figures()
         examples = [
             Section(f"{name}: {task}", lines=[

@@ -1,7 +1,5 @@
 """`multimodal evaluate asr`: word and character error rates of transcripts."""
 
-import sys
-import warnings
 from argparse import Namespace
 from typing import Any
 
@@ -10,7 +8,7 @@ from multimodal.cli.console import Progress
 from multimodal.cli.evaluate.figures import SetFigures, print_figures
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
 from multimodal.cli.speech import flags as speech_flags
 from multimodal.cli.speech.transcribe import api_options, warn_of_no_effect
@@ -69,29 +67,13 @@ def run(options: Namespace) -> int:
     # utterances are cut already; cutting again costs letters at their edges
     asked = api_options({"vad_filter": False} | given, checkpoint)
     warn_of_no_effect(asked, checkpoint)
-    shown, warn = Progress(options.manifest), warnings.showwarning
-
-    def apart(*warning: Any, **rest: Any) -> None:
-        shown.clear()
-        warn(*warning, **rest)
-
-    try:
-        warnings.showwarning = apart
-        result = evaluate(
-            options.manifest, checkpoint, normalizer_name=options.normalizer, keep_marks=options.keep_marks,
-            limit=options.limit, trust=trust(options), watch=shown, **asked,
-        )  # fmt: skip
-    finally:
-        warnings.showwarning = warn
-        shown.clear()
+    result = evaluate(
+        options.manifest, checkpoint, normalizer_name=options.normalizer, keep_marks=options.keep_marks,
+        limit=options.limit, trust=trust(options), watch=Progress(options.manifest), **asked,
+    )  # fmt: skip
     for line in result.broken:
         fail(line)
-    if options.format == "json":
-        print_json(record(result))
-    else:
-        for line in summary(result):
-            print(printable(line))
-    sys.stdout.flush()
+    print_record(options.format, record(result), summary(result))
     if report is not None:
         facts = {"manifest": options.manifest, "model": checkpoint.source, "options": asked}
         source = open_source(options.manifest, trust=trust(options))

@@ -1,6 +1,5 @@
 """`multimodal evaluate captions`: BLEU, ROUGE-L, CIDEr-D and CLIPScore of captions."""
 
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import choose_device, loaded
-from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision import caption
 from multimodal.data.options import SubsetOptions
@@ -67,29 +66,17 @@ def run(options: Namespace) -> int:
     clip = _clip(options)
     referenced = open_references(options.data, options.limit, 2 if options.agreement else 1, trust(options))
     captions, facts = _captions(options, referenced)
-    shown = Progress(f"{options.clip_model}: images")
-    try:
-        found = evaluate(
-            referenced, captions, clip, options.agreement, shown, batch_size=options.batch_size, workers=options.workers
-        )
-    finally:
-        shown.clear()
+    found = evaluate(
+        referenced, captions, clip, options.agreement, Progress(f"{options.clip_model}: images"),
+        batch_size=options.batch_size, workers=options.workers,
+    )  # fmt: skip
     for line in found.broken:
         fail(line)
     if options.constant:
         facts["constant"] = constant_caption(referenced, options.constant, trust(options))
     facts = {"task": "captions", "data": options.data, **facts, "clip_model": clip and clip.source,
              "seconds": round(time.perf_counter() - began, 2)}  # fmt: skip
-    told = record(found, facts)
-    if options.format == "json":
-        print_json(told)
-    else:
-        for line in _summary(found):
-            print(printable(line))
-        if options.constant:
-            print(printable(f"best constant caption: CIDEr-D {facts['constant']['cider']:.2f} "
-                            f"({facts['constant']['text']})"))  # fmt: skip
-    sys.stdout.flush()
+    print_record(options.format, record(found, facts), _summary(found, facts.get("constant")))
     if report is not None:
         write_report(found, referenced.images.source, report, facts)
     return int(bool(found.broken))
@@ -118,18 +105,14 @@ def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[Capti
             raise UsageError(f"--{next(iter(asked))}: is for a captioner, and --predictions has captions already")
         return read_captions(Path(options.predictions), referenced), {"predictions": options.predictions}
     checkpoint = loaded(options, "caption")
-    shown = Progress("captions")
-    try:
-        found = write_captions(
-            referenced, checkpoint, shown, batch_size=options.batch_size, workers=options.workers,
-            compute_type=options.compute_type, device=options.device, **asked,
-        )  # fmt: skip
-    finally:
-        shown.clear()
+    found = write_captions(
+        referenced, checkpoint, Progress("captions"), batch_size=options.batch_size, workers=options.workers,
+        compute_type=options.compute_type, device=options.device, **asked,
+    )  # fmt: skip
     return found, {"model": checkpoint.source, "options": asked}
 
 
-def _summary(found: "CaptionEvaluation") -> Iterator[str]:
+def _summary(found: "CaptionEvaluation", constant: dict[str, Any] | None) -> Iterator[str]:
     from multimodal.tasks.evaluate.reports.captions import score_table
     from multimodal.tasks.report.page import aligned
 
@@ -139,3 +122,5 @@ def _summary(found: "CaptionEvaluation") -> Iterator[str]:
     yield f"(in %; {f['images']} captions, {f['distinct']} different, {f['words_per_caption']:.1f} words each{cut})"
     if found.broken:
         yield f"left out: {len(found.broken)}"
+    if constant:
+        yield f"best constant caption: CIDEr-D {constant['cider']:.2f} ({constant['text']})"

@@ -1,13 +1,12 @@
 """Figures of one or more sets, as a table or as JSON."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.files import output_file, outputs_of
-from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
 from multimodal.errors import MultimodalError
 
@@ -50,13 +49,8 @@ def print_figures(options: Namespace, model: str, evaluate: Evaluate) -> int:
         sections += [Section(name, [("figure", "value"), *rows(figures)]), *examples]
     if not sets:
         return code
-    if options.format == "json":
-        print_json({"task": options.kind, "model": model, "sets": sets})
-    else:
-        for name, figures in sets.items():
-            for line in (name, *aligned(rows(figures))):
-                print(printable(line))
-    sys.stdout.flush()
+    lines = (line for name, figures in sets.items() for line in (name, *aligned(rows(figures))))
+    print_record(options.format, {"task": options.kind, "model": model, "sets": sets}, lines)
     if report is not None:
         write_page(report, f"Evaluation: {options.kind}", [*sections, facts_section({"model": model})])
     return code

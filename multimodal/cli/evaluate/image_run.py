@@ -1,7 +1,6 @@
 """Shared parts of image evaluations: flags, classes, features, results."""
 
 import argparse
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
 from multimodal.cli.vision.classify import labels_and_templates
 from multimodal.data.options import SubsetOptions
@@ -97,15 +96,12 @@ class EvaluateRun:
     def features(self, checkpoint: "Checkpoint", images: "ImageSet", kind: "Kind") -> "Features":
         from multimodal.tasks.encode.features import image_features
 
-        options, shown = self.options, Progress(images.where)
+        options = self.options
         cache = Path(options.features_cache) if options.features_cache else None
-        try:
-            found = image_features(
-                checkpoint, images, kind, options.batch_size, options.workers, cache, shown, options.native,
-                self.digest,
-            )  # fmt: skip
-        finally:
-            shown.clear()
+        found = image_features(
+            checkpoint, images, kind, options.batch_size, options.workers, cache, Progress(images.where),
+            options.native, self.digest,
+        )  # fmt: skip
         new = [cause for cause in found.broken if cause not in self.broken]  # train and test may share images
         for cause in new:
             fail(cause)
@@ -122,12 +118,7 @@ class EvaluateRun:
             "compute_type": options.compute_type, "native": options.native, **own, "broken": len(self.broken),
             "left_out": self.broken, "seconds": round(time.perf_counter() - self.began, 2),
         }  # fmt: skip
-        if options.format == "json":
-            print_json(record)
-        else:
-            for line in summary(record):
-                print(printable(line))
-        sys.stdout.flush()
+        print_record(options.format, record, summary(record))
         image = self._drawn(scores)
         if self.report is not None:
             write_report(record, self.report, examples, image)

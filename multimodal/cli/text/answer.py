@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from multimodal.cli import flags
 from multimodal.cli.loading import loaded
-from multimodal.cli.output import print_json, printable
+from multimodal.cli.output import print_record
 from multimodal.cli.parser import Parser
 from multimodal.system.files import read_text_lines
 from multimodal.system.options import add_flags as add_option_flags
@@ -48,9 +48,6 @@ def run(options: Namespace) -> int:
     found = (
         answerer.choose(options.question, options.choices) if options.choices else answerer(options.question, context)
     )
-    if options.format == "json":
-        print_json({"question": options.question, "answers": [one._asdict() for one in found]})
-        return 0
-    for one in found:
-        print(f"{one.score:.4f}  {printable(one.text) or '(no answer)'}")
+    lines = (f"{one.score:.4f}  {one.text or '(no answer)'}" for one in found)
+    print_record(options.format, {"question": options.question, "answers": [one._asdict() for one in found]}, lines)
     return 0

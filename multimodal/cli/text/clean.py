@@ -7,7 +7,7 @@ from pathlib import Path
 from multimodal.cli.console import Progress, console
 from multimodal.cli.files import output_file, outputs_of
 from multimodal.cli.flags import overwrite
-from multimodal.cli.output import fail, print_json, printable
+from multimodal.cli.output import fail, print_record, printable
 from multimodal.cli.parser import Parser
 from multimodal.data.cleaning.options import CleanMachineOptions, CleanOptions
 from multimodal.system.files import read_text_lines
@@ -66,13 +66,9 @@ def run(options: Namespace) -> int:
             files, output, rules, explain, words, options.workers, options.memory << 20,
             lambda read: shown(read >> 20, size >> 20),
         )  # fmt: skip
-    shown.clear()
     code = 0
     for line in report.fault_lines():
         code = fail(line)
-    if options.format == "json":
-        print_json(report.to_dict())
-    else:
-        print("\n".join(report.table()))
+    print_record(options.format, report.to_dict(), report.table())
     console.note(f"{output}: written in {time.monotonic() - began:.1f} s")
     return code

@@ -162,7 +162,6 @@ def _texts(options: Namespace, asked: _Asked, lines: list[tuple[str, str | bytes
             if options.format == "text":
                 _print(made, len(lines) == 1)
         shown(first + len(part), len(lines))
-    shown.clear()
     if options.format == "json":
         print_json(records)
     return code
@@ -198,7 +197,6 @@ def _choices(options: Namespace, asked: _Asked, lines: list[tuple[str, str | byt
             told = f"{printable(found[0].text)}\t{found[0].score:.4f}\n" if found else "\n" * (len(lines) > 1)
             print(told, end="", flush=True)
         shown(done, len(lines))
-    shown.clear()
     if options.format == "json":
         print_json(records)
     return code

@@ -326,9 +326,8 @@ def _calibrated(
     """The classifier, and its figures on stdout, or on stderr where the results of images go there."""
     from multimodal.tasks.classify.calibrate import calibrated, reliability_figure, report
 
-    kind, shown = options.calibration or "temperature", Progress("calibrating")
-    made = calibrated(classifier, data, kind, options.batch_size, options.workers, shown)
-    shown.clear()
+    kind = options.calibration or "temperature"
+    made = calibrated(classifier, data, kind, options.batch_size, options.workers, Progress("calibrating"))
     for cause in made.broken:
         fail(cause)
     if reliability:

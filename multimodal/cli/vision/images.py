@@ -60,7 +60,6 @@ def found(arguments: Iterable[str], options: Namespace | None = None) -> tuple[l
                 find_images([argument], suffixes)  # says what is missing
         except UsageError as error:
             code = fail(error)
-    shown.clear()
     return list(names), code
 
 

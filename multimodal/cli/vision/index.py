@@ -80,15 +80,12 @@ def _reporting(folder: str) -> Iterator[None]:
 def _built(options: Namespace, files: list[str], checkpoint: "Checkpoint", name: str) -> "BuildResult":
     from multimodal.tasks.retrieve.build import build
 
-    shown = Progress(options.output)
-    built = build(
+    return build(
         files, checkpoint, options.output, name=name, architecture=options.architecture,
-        within=_searched(options.images, files), watch=shown, overwrite=options.overwrite,
+        within=_searched(options.images, files), watch=Progress(options.output), overwrite=options.overwrite,
         compute_type=options.compute_type, device=options.device, native=options.native,
         **IndexOptions.among(vars(options)),
     )  # fmt: skip
-    shown.clear()
-    return built
 
 
 def _searched(arguments: list[str], files: list[str]) -> list[str]:
