@@ -54,7 +54,6 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("TEXT, --file: name one of them" if options.texts else "names no text (TEXT, --file FILE, or -)")
     check_texts(p, options.texts)
     options.format = options.format or flags.by_ending(options.output, ["jsonl"], "txt") or "txt"
-    flags.check_ending(p, options)
 
 
 def run(options: Namespace) -> int:
