@@ -40,8 +40,7 @@ from multimodal.tasks.evaluate.perplexity import text_scores
 from multimodal.tasks.figures import new_figure, save_figure
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
-from multimodal.train.objectives.text.language import Language, gpt2_weights
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import Language, LanguageModelSettings, gpt2_weights, language_config
 
 MENU = ("Home", "About us", "Contact", "Products", "Log in", "Sign up for our newsletter", "Share on", "Read more »",
         "Next article", "0 comments", "Leave a reply", "Search", "Cart (0)", "Skip to content", "Top 10")  # fmt: skip

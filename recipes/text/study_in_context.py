@@ -47,8 +47,7 @@ from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
 from multimodal.train.metrics.report import read_metrics
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.text.induction_curve import in_context_score
-from multimodal.train.objectives.text.language import Language, gpt2_weights
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import Language, LanguageModelSettings, gpt2_weights, language_config
 
 DRAWS = 10  # sets of random heads to ablate
 

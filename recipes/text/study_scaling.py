@@ -40,8 +40,7 @@ from multimodal.tasks.inspect.scaling import Budget, PowerLaw, fit_power_law
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, log, start
 from multimodal.train.objective import Summed
-from multimodal.train.objectives.text.language import gpt2_weights
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import LanguageModelSettings, gpt2_weights, language_config
 
 
 @dataclass(frozen=True)

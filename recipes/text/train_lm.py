@@ -83,8 +83,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.train import KeepBest, Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.objectives.text.induction_curve import InductionCurve
-from multimodal.train.objectives.text.language import Language, gpt2_weights
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import Language, LanguageModelSettings, gpt2_weights, language_config
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 

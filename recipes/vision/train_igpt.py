@@ -45,8 +45,7 @@ from multimodal.train.objectives.pixels import (
     marginal_bits,
     middle_features,
 )
-from multimodal.train.objectives.text.language import Language, gpt2_weights
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import Language, LanguageModelSettings, gpt2_weights, language_config
 from multimodal.weights.folder import Checkpoint
 
 

@@ -33,8 +33,7 @@ from multimodal.train.objectives.pixels import (
     middle_features,
 )
 from multimodal.train.objectives.text.distillation import Distillation, student_config, student_of
-from multimodal.train.objectives.text.language import Language, gpt2_weights
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import Language, LanguageModelSettings, gpt2_weights, language_config
 from multimodal.train.objectives.text.masked import CollateMasked, MaskedExample
 from multimodal.train.recipe_cli import parse, start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder

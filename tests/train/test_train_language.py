@@ -30,8 +30,13 @@ from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from multimodal.train.losses import vocabulary_loss
-from multimodal.train.objectives.text.language import Language, gpt2_weights, loss_of_states
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import (
+    Language,
+    LanguageModelSettings,
+    gpt2_weights,
+    language_config,
+    loss_of_states,
+)
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 

@@ -23,7 +23,7 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.heads import with_head
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import LanguageModelSettings, language_config
 from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers.commands import Page, one_line, run

@@ -18,7 +18,7 @@ from multimodal.tasks.text.generate import TextWriter
 from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
-from multimodal.train.objectives.text.language_model import LanguageModelSettings, language_config
+from multimodal.train.objectives.text.language import LanguageModelSettings, language_config
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.commands import evaluated, one_line, run
 from tests.helpers.tiny import randomized
