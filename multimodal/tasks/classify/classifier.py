@@ -93,7 +93,7 @@ class ZeroShotClassifier(ImageClassifier):
         """Scaled cosines with the bias of a sigmoid model, in the order of the labels."""
         if isinstance(images, Tensor):
             return self.model.logits(self.model.encode_image(images.to(self.device, non_blocking=True)), self.weights)
-        return self.model.logits(encode_native(self.model, images).features, self.weights)
+        return self.model.logits(encode_native(self.model, images), self.weights)
 
     @inference_mode()
     def vector_logits(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:

@@ -20,7 +20,7 @@ from multimodal.tasks.encode.arguments import ClassifierArguments
 from multimodal.tasks.encode.columns import Columns
 from multimodal.tasks.encode.images import ImageBatch
 from multimodal.tasks.encode.loaded import Model, OnError, device_of, loaded
-from multimodal.tasks.encode.native import NativeImages, native_limit
+from multimodal.tasks.encode.native import native_limit
 from multimodal.tasks.encode.prompts import Templates
 from multimodal.tasks.encode.reader import ImageReader, ImageTask
 from multimodal.tasks.encode.videos import Clip
@@ -88,7 +88,7 @@ class Classifier(ImageTask):
             return self._columns(images, lambda one: one["scores"][0], {"label": "", "score": math.nan})
         return [result for _, result in self.many(images_of(images), on_error="raise")]  # type: ignore[misc]
 
-    def _results(self, batch: ImageBatch | NativeImages, part: slice) -> list[Scores]:
+    def _results(self, batch: ImageBatch, part: slice) -> list[Scores]:
         return self.scorer.batch_results(batch, part, self.top)
 
     def _whole(self, clip: Clip) -> Scores:

@@ -12,7 +12,6 @@ from multimodal.errors import CheckpointError, UsageError
 from multimodal.inference.modules import inference_mode
 from multimodal.tasks.classify.calibration import Calibration
 from multimodal.tasks.encode.images import ImageBatch, name_of, pixels_of
-from multimodal.tasks.encode.native import NativeImages
 from multimodal.tasks.encode.prompts import NONE, Templates
 from multimodal.tasks.encode.videos import Clip, clip_mean, time_of
 from multimodal.tokens.image.preprocessing import Preprocessing
@@ -59,7 +58,7 @@ class ImageClassifier(ABC):
         """Results as `classify` returns them."""
         return self.results_of([name_of(image) for image in images], pixels_of(images, self.preprocessing), top)
 
-    def batch_results(self, batch: ImageBatch | NativeImages, part: slice, top: int | None) -> list[dict[str, Any]]:
+    def batch_results(self, batch: ImageBatch, part: slice, top: int | None) -> list[dict[str, Any]]:
         """Results of a part of a batch."""
         return self.results_of([name_of(item) for item in batch.read[part]], batch.pixels[part], top)
 

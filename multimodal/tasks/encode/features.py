@@ -119,7 +119,7 @@ def _encoding(checkpoint: Checkpoint, kind: Kind, native: int | None) -> tuple[C
         return lambda pixels: encode(pixels.to(device, non_blocking=True)), batches
     seen = vision(model) if kind == "pooled" and type(model) is CLIP else model
     most = native_limit(model, native, known_preprocessing(checkpoint))
-    return lambda pixels: encode_native(seen, pixels).features, partial(native_batches, seen, max_tokens=most)
+    return partial(encode_native, seen), partial(native_batches, seen, max_tokens=most)
 
 
 def model_digest(checkpoint: Checkpoint) -> str:

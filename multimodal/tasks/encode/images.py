@@ -22,10 +22,11 @@ from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 
 
 class ImageBatch(NamedTuple):
-    """Readable images, their pixels in the same order, and errors of the others."""
+    """Readable images, their pixels in the same order (of images with their own sizes one by one), and errors of the
+    others."""
 
     read: list[Any]
-    pixels: Float[Tensor, "B 3 H W"]
+    pixels: Float[Tensor, "B 3 H W"] | tuple[Float[Tensor, "3 _ _"], ...]
     refused: list[tuple[Any, MultimodalError]]
 
 

@@ -4,7 +4,7 @@ As in NaFlex (SigLIP 2, arXiv:2502.14786, section 2.4) and NaViT (Dehghani et al
 positions, which are resampled to each image's grid (bicubic, antialiased, as timm's `NaFlexVit`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from multimodal.inference.modules import inference_mode
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.system.files import shown
-from multimodal.tasks.encode.images import ahead, name_of, settled
+from multimodal.tasks.encode.images import ImageBatch, ahead, name_of, settled
 from multimodal.tasks.encode.videos import FramePreparation
 from multimodal.tokens.image.arrays import as_image
 from multimodal.tokens.image.preprocessing import Preprocessing, native_size, preprocess
@@ -28,49 +28,33 @@ MOST = 1 << 14  # patches of an image: attention is quadratic
 TOKENS = 2048  # per batch with padding: more is not faster on a CPU
 
 
-class NativeImages(NamedTuple):
-    """An `ImageBatch` whose images have their own sizes."""
-
-    read: list[Any]
-    pixels: tuple[Float[Tensor, "3 _ _"], ...]
-    refused: list[tuple[Any, ImageError]]
-
-
-class EncodedImages(NamedTuple):
-    """`padding`: share of the computed tokens that is padding."""
-
-    features: Float[Tensor, "B D"]
-    padding: float
-
-
 def native_features(
-    model: nn.Module, images: Iterable[Any], record: Preprocessing, max_tokens: int | None = None,
-    token_budget: int = TOKENS, workers: int | None = None,
-) -> Float[Tensor, "N D"]:  # fmt: skip
+    model: nn.Module, images: Iterable[Any], record: Preprocessing, max_tokens: int | None = None
+) -> Float[Tensor, "N D"]:
     """CLIP embeddings (unit vectors) or pooled ViT features of images, resized at their aspect ratio to at most
     `max_tokens` patches (default: as many as the preprocessing makes).
 
     The result does not depend on the batch; an image of the learned shape gets the vector of the usual preprocessing.
     Raises ImageError for the first image that is unreadable or does not fit, UsageError."""
     vectors = []
-    for batch in native_batches(model, images, record, max_tokens, workers=workers):
+    for batch in native_batches(model, images, record, max_tokens):
         for _, error in batch.refused:
             raise error
-        vectors.append(encode_native(model, batch.pixels, token_budget).features.float().cpu())
+        vectors.append(encode_native(model, batch.pixels).float().cpu())
     return torch.cat(vectors) if vectors else torch.zeros(0, vector_width(model), dtype=torch.float32, device="cpu")
 
 
 def native_batches(
     model: nn.Module, images: Iterable[Any], record: Preprocessing, max_tokens: int | None = None,
     batch_size: int = 128, workers: int | None = None, source_of: Callable[[Any], Any] = lambda image: image,
-) -> Iterator[NativeImages]:  # fmt: skip
+) -> Iterator[ImageBatch]:  # fmt: skip
     """Batches in order, decoded ahead by threads. `source_of`: the image of an item. Raises UsageError for a model of
     one image size, or a limit below 1."""
     most, patch = tokens_of(model, max_tokens, record), vision(model).config.patch
     work = lambda image: native_pixels(source_of(image), record, patch, most)
     for items in ahead(images, work, batch_size, workers):
         read, refused = settled(items)
-        yield NativeImages([image for image, _ in read], tuple(pixels for _, pixels in read), refused)
+        yield ImageBatch([image for image, _ in read], tuple(pixels for _, pixels in read), refused)
 
 
 def native_frames(model: nn.Module, record: Preprocessing, max_tokens: int | None, batch_size: int) -> FramePreparation:
@@ -101,20 +85,17 @@ def native_record(
 @inference_mode()
 def encode_native(
     model: nn.Module, pixels: Sequence[Float[Tensor, "3 _ _"]], token_budget: int = TOKENS
-) -> EncodedImages:
+) -> Float[Tensor, "B D"]:
     """Vectors of images of any size, in order. Images are grouped by size: each group, padded to its longest, has at
     most `token_budget` tokens or one image."""
     config, device = vision(model).config, next(model.parameters()).device
     lengths = [config.prefix + (p.shape[1] // config.patch) * (p.shape[2] // config.patch) for p in pixels]
     order = sorted(range(len(pixels)), key=lambda i: (lengths[i], pixels[i].shape[1]))
-    made, computed = [], 0
-    for rows in _grouped(order, lengths, token_budget):
-        made.append(image_features(model, [pixels[row] for row in rows]))
-        computed += len(rows) * lengths[rows[-1]]
+    groups = _grouped(order, lengths, token_budget)
+    made = [image_features(model, [pixels[row] for row in rows]) for rows in groups]
     if not made:
-        return EncodedImages(torch.zeros(0, vector_width(model), dtype=torch.float32), 0.0)
-    back = torch.tensor(order, device=device).argsort()
-    return EncodedImages(torch.cat(made)[back], 1 - sum(lengths) / computed)
+        return torch.zeros(0, vector_width(model), dtype=torch.float32)
+    return torch.cat(made)[torch.tensor(order, device=device).argsort()]
 
 
 @inference_mode()
@@ -122,7 +103,7 @@ def encode_pixels(
     model: nn.Module, pixels: Float[Tensor, "B 3 H W"] | Sequence[Float[Tensor, "3 _ _"]]
 ) -> Float[Tensor, "B D"]:
     """Vectors of a batch of one size, or of images of any size."""
-    return image_features(model, pixels) if isinstance(pixels, Tensor) else encode_native(model, pixels).features
+    return image_features(model, pixels) if isinstance(pixels, Tensor) else encode_native(model, pixels)
 
 
 def _grouped(order: list[int], lengths: list[int], budget: int) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ from multimodal.tasks.encode.attempts import OF_ALL, in_parts, item_error
 from multimodal.tasks.encode.columns import result_columns, source_column
 from multimodal.tasks.encode.images import ImageBatch, batches, check_reading, name_of
 from multimodal.tasks.encode.loaded import Item, Items, LoadedModel, OnError, check_on_error, checked_results, local
-from multimodal.tasks.encode.native import NativeImages, native_batches, native_frames
+from multimodal.tasks.encode.native import native_batches, native_frames
 from multimodal.tasks.encode.videos import Clip, plain_frames, with_videos
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.video.options import ClipOptions
@@ -41,7 +41,7 @@ class ImageReader:
     def results(
         self,
         items: Iterable[Item],
-        work: Callable[[ImageBatch | NativeImages, slice], Sequence[Any]],
+        work: Callable[[ImageBatch, slice], Sequence[Any]],
         whole: Callable[[Clip], Any],
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (key, result or error) in order. `work` gives the results of a part of a batch, `whole` that of a

@@ -27,7 +27,7 @@ from multimodal.tasks.encode.loaded import (
     device_of,
     loaded,
 )
-from multimodal.tasks.encode.native import NativeImages, check_native, encode_pixels, native_limit
+from multimodal.tasks.encode.native import check_native, encode_pixels, native_limit
 from multimodal.tasks.encode.reader import ImageReader
 from multimodal.tasks.encode.videos import Clip, clip_mean
 from multimodal.tasks.text.embed import check_normalize, check_text, embed, scaled
@@ -133,7 +133,7 @@ class Embedder(LoadedModel):
 
         unit = lambda pixels: scaled(encode_pixels(model, pixels), checkpoint, self.normalize)
 
-        def work(batch: ImageBatch | NativeImages, part: slice) -> Sequence[np.ndarray]:
+        def work(batch: ImageBatch, part: slice) -> Sequence[np.ndarray]:
             return list(unit(batch.pixels[part]).cpu().numpy())
 
         def whole(clip: Clip) -> np.ndarray:

@@ -74,10 +74,12 @@ def test_clip_of_any_token_budget_is_that_of_each_alone(name):
         encoded = encode_native(model, images, budget)
         assert max(sizes) <= max(budget, 16 + prefix)
         assert len(sizes) == {1: 7, 1000: 1}.get(budget, len(sizes))
-        assert_close(encoded.features, alone, atol=1e-5, rtol=0)
-        assert encoded.features.norm(dim=-1).allclose(torch.ones(len(images)))
-    assert encode_native(model, images, 1).padding == 0.0
-    assert encoded.padding == pytest.approx(1 - (tokens + 7 * prefix) / (7 * (16 + prefix)))  # all as long as 4x4
+        assert_close(encoded, alone, atol=1e-5, rtol=0)
+        assert encoded.norm(dim=-1).allclose(torch.ones(len(images)))
+    assert sum(sizes) == 7 * (16 + prefix)  # all as long as 4x4
+    sizes.clear()
+    encode_native(model, images, 1)
+    assert sum(sizes) == tokens + 7 * prefix  # without padding
 
 
 @torch.inference_mode()
@@ -109,7 +111,7 @@ def test_order_and_refusals_of_a_stream(tmp_path):
     assert [path for batch in batches for path, _ in batch.refused] == [tmp_path / "broken.png", strip, dot]
     assert "strip.png: 800x8 pixels are longer than a row of 12 patches" in causes[1]
     assert "dot.png: 3x3 pixels are smaller than one patch (4x4)" in causes[2]
-    streamed = torch.cat([encode_native(model, batch.pixels).features for batch in batches])
+    streamed = torch.cat([encode_native(model, batch.pixels) for batch in batches])
     alone = torch.cat([model.encode_image(native_pixels(path, RECORD, 4, 12)[None]) for path in paths])
     assert_close(streamed, alone, atol=1e-5, rtol=0)
     with pytest.raises(ImageError, match=r"strip\.png"):
