@@ -16,6 +16,7 @@ from multimodal.data.loader import Plan, generator
 from multimodal.system.options import Natural, Positive, Share, check_limits
 
 EASY_END = 500  # frames: once the curriculum's limit passes this, all utterances are used
+HELD = 32  # items of a validation batch
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
@@ -104,13 +105,11 @@ def stack_fields(items: Sequence[tuple]) -> Any:
     return type(items[0])(*(None if field[0] is None else torch.stack(field) for field in fields))
 
 
-def fixed_batches(
-    prepare: Callable[[int, torch.Generator], tuple], collate: Callable, numbers: Iterable[int], size: int = 32
-) -> list:
+def fixed_batches(prepare: Callable[[int, torch.Generator], tuple], collate: Callable, numbers: Iterable[int]) -> list:
     """Validation batches of the items with these numbers, prepared in one fixed way, the same for every run; the
     shortest items first."""
     items = sorted((prepare(n, generator("held out", n)) for n in numbers), key=lambda item: len(item[0]))
-    return [collate(items[i : i + size]) for i in range(0, len(items), size)]
+    return [collate(items[i : i + HELD]) for i in range(0, len(items), HELD)]
 
 
 class UtteranceGroup(NamedTuple):

@@ -1,7 +1,6 @@
 """Text embeddings from any model with a text encoder."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,15 +13,15 @@ from multimodal.inference.text_packing import pool_ragged
 from multimodal.models.clip import CLIP
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
+from multimodal.tasks.encode.loaded import Model, loaded
 from multimodal.tasks.text.options import EmbedOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, checked, texts_of, warn_of_cut
 from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
 
 
 def embed(
-    texts: Sequence[str], model: str | Path | Checkpoint, pooling: str | None = None, normalize: bool | None = None,
+    texts: Sequence[str], model: Model, pooling: str | None = None, normalize: bool | None = None,
     batch_tokens: int | None = None, prompt: str | None = None,
 ) -> Float[Tensor, "N D"]:  # fmt: skip
     """One vector per text, in order, on the model's device. Vectors do not depend on the other texts (≤ 1e-5 in
@@ -33,7 +32,7 @@ def embed(
     Raises UsageError for an unsuitable model or pooling, TextError for an empty text, CheckpointError. Warns (TextCut)
     of texts cut to the context."""
     EmbedOptions(pooling=pooling, normalize=normalize, batch_tokens=batch_tokens, prompt=prompt)  # checks them
-    checkpoint = load(model, task="embed") if isinstance(model, str | Path) else model
+    checkpoint = loaded(model, "embed")
     check_normalize(checkpoint, normalize)
     if not (texts := texts_of(texts, "texts")):
         raise TextError("texts: expected at least one")

@@ -1,7 +1,6 @@
 """Fill-mask: the tokens that a masked language model predicts for the masks in a text, all at once or step by step."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -14,15 +13,15 @@ from multimodal.inference.text_packing import encode_ragged
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.arguments import FillMaskArguments
+from multimodal.tasks.encode.loaded import Model, loaded
 from multimodal.tasks.text.fill_spans import fill_spans, spelling
 from multimodal.tasks.text.options import FillMaskOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import load
 
 
 def fill_mask(
-    texts: Sequence[str], model: str | Path | Checkpoint, top_k: int = FillMaskOptions.top_k.default,
+    texts: Sequence[str], model: Model, top_k: int = FillMaskOptions.top_k.default,
     **options: Unpack[FillMaskArguments],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """For each text, `masks` (the `top_k` most probable tokens of each mask, best first, as `token`, `id` and
@@ -32,7 +31,7 @@ def fill_mask(
 
     The mask is spelled as in the tokenizer, such as [MASK] or <mask>. Raises UsageError for another kind of model,
     TextError for a text that is empty, has no mask or exceeds the context, CheckpointError."""
-    checkpoint = masked_model(load(model, task="fill-mask") if isinstance(model, str | Path) else model)
+    checkpoint = masked_model(loaded(model, "fill-mask"))
     texts, settings = texts_of(texts, "texts"), FillMaskOptions(top_k=top_k, **options)
     network, tokenizer = checkpoint.model, checkpoint.tokenizer
     if isinstance(network, EncoderDecoder):
