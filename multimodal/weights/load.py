@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.text import TextTransformer
 from multimodal.system import memory
 from multimodal.system.assets import shipped
 from multimodal.system.config import source_of
@@ -43,7 +44,7 @@ from multimodal.weights.hub.download import HUB, repository_of, snapshot
 from multimodal.weights.hub.registry import near
 from multimodal.weights.table import Tensors
 from multimodal.weights.text.decoders.gguf_models import gguf_checkpoint
-from multimodal.weights.text.sentence import projected
+from multimodal.weights.text.sentence import projected, sentence_card
 
 OPEN_CLIP = "open_clip:"
 MODULES = (
@@ -172,6 +173,8 @@ def load_foreign(
         warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
     card, parts = exported_parts(folder)
     check_vocabulary(parts.get("tokenizer"), made.model.config, where)
+    if isinstance(made.model, TextTransformer):
+        card |= sentence_card(folder)
     model = projected(made.model, folder, pickled)
     return replace(made, model=model, card=check_card(card | made.card, where), **parts)
 

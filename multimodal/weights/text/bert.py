@@ -26,7 +26,7 @@ from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.family import Family, activation
 from multimodal.weights.folder import build
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
-from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
+from multimodal.weights.text.sentence import lowers, sentence_length
 
 WORD = "embeddings.word_embeddings.weight"
 TAGS, SPANS = "classifier", "qa_outputs"
@@ -197,11 +197,11 @@ def families(
 
 
 def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a sentence-transformers folder, the names of the classes, and what their logits are for."""
+    """Names of the classes, and what their logits are for."""
     names = class_names(config)
     several = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
     told = {name: config[name] for name in HEAD_FACTS if config.get(name)}
-    return sentence_card(folder) | ({"labels": names} | several | told if names else {})
+    return {"labels": names} | several | told if names else {}
 
 
 def class_names(config: dict[str, Any]) -> list[str]:

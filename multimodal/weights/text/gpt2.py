@@ -12,7 +12,6 @@ from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
-from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family, activation
@@ -29,6 +28,8 @@ from multimodal.weights.table import (
     weight_and_bias,
 )
 from multimodal.weights.text import bert
+from multimodal.weights.text.decoders import common
+from multimodal.weights.text.decoders.common import directed
 
 # GPT2Config's defaults
 DEFAULTS = {
@@ -52,7 +53,8 @@ def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConf
     )  # fmt: skip
     if not text["scale_attn_weights"]:
         stack = replace(stack, block=replace(stack.block, attention=replace(stack.block.attention, scale=1.0)))
-    return TextConfig(text["vocab_size"], text["n_positions"], stack, causal=True, tied=_tied(text, tensors, prefix))
+    tied = _tied(text, tensors, prefix)
+    return directed(TextConfig(text["vocab_size"], text["n_positions"], stack, causal=True, tied=tied), text)
 
 
 def _tied(text: dict[str, Any], tensors: Tensors, prefix: str) -> bool | None:
@@ -83,7 +85,7 @@ def rows(config: TextConfig, prefix: str) -> list[NameRow]:
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return hub_tokenizer(folder, config, context=config["n_positions"])
+    return common.tokenizer(folder, config | {"max_position_embeddings": config["n_positions"]})
 
 
 def _family(name: str, prefix: str) -> Family:

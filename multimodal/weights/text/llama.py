@@ -25,7 +25,7 @@ from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, repeat, under
 from multimodal.weights.text import bert
 from multimodal.weights.text.decoders.common import LLAMA as LAYER
-from multimodal.weights.text.decoders.common import changed, windowed
+from multimodal.weights.text.decoders.common import changed, directed, tokenizer, windowed
 from multimodal.weights.text.decoders.rope import positions
 
 META_KEYS = {
@@ -109,10 +109,15 @@ def hf_config(text: dict[str, Any], tensors: Tensors, names: tuple[str, str] = H
     """`names`: of the embedding and the head. Raises CheckpointError for unsupported options."""
     if text["hidden_act"] not in ("silu", "swish"):
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported")
-    made = windowed(hf_body(text), text, partial(slides, text))
+    made = directed(windowed(hf_body(text), text, partial(slides, text)), text)
     if text["model_type"] == "llama" and (made.window or made.pattern):
         raise CheckpointError(f"config.json: layer_types {text['layer_types']!r:.80} of a llama is not supported")
     return replace(made, tied=_tied(tensors, *names, tied=text["tie_word_embeddings"]))
+
+
+def bare_config(text: dict[str, Any], tensors: Tensors) -> TextConfig:
+    """Configuration of a decoder alone, such as an embedding model, whose names lack the prefix."""
+    return replace(hf_config(text | {"tie_word_embeddings": True}, tensors), tied=None)
 
 
 def hf_body(text: dict[str, Any]) -> TextConfig:
@@ -141,6 +146,7 @@ def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str
     biased = {"attention.out": own.attention.bias and own.attention.out_bias}
     biased |= {f"attention.{part}": own.attention.bias for part in ("query", "key", "value")}
     biased |= {f"feed.{part}": feed for part in ("gate", "up", "down")}
+    logits = {None: [], True: [repeat(head[1], head[0])], False: [NameRow(head[1], "head.weight")]}[config.tied]
     block = [
         NameRow(f"{theirs}.{kind}", f"{ours}.{kind}")
         for theirs, ours in names.items()
@@ -149,7 +155,7 @@ def _rows(config: TextConfig, prefix: str, names: dict[str, str], ends: dict[str
     return [
         *under(prefix, "stack.blocks.{}.", block),
         *(NameRow(theirs, own) for theirs, own in ends.items()),
-        repeat(head[1], head[0]) if config.tied else NameRow(head[1], "head.weight"),
+        *logits,
         dropped,
     ]
 
@@ -180,10 +186,6 @@ def meta_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | N
     return hub_tokenizer(folder, {"model_type": "llama"} | config, size, context)
 
 
-def hf_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    return hub_tokenizer(folder, config, context=config["max_position_embeddings"])
-
-
 LLAMA = Family(
     "llama", TextTransformer, (META[0], "layers.0.attention.wq.weight"), meta_config, meta_rows, meta_tokenizer,
     complete=_complete, needs="params.json",
@@ -191,6 +193,10 @@ LLAMA = Family(
 LLAMA_HF = Family(
     "llama-hf", TextTransformer,
     (HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
-    hf_config, hf_rows, hf_tokenizer, complete=hf_complete, needs="config.json", defaults=DEFAULTS,
+    hf_config, hf_rows, tokenizer, complete=hf_complete, needs="config.json", defaults=DEFAULTS,
     types=("", "llama", "mistral", "qwen2"), chat=chat_format,
+)  # fmt: skip
+LLAMA_BARE = replace(
+    LLAMA_HF, name="llama-hf-model", has=tuple(name.removeprefix("model.") for name in LLAMA_HF.has),
+    config_from=bare_config, rows=partial(hf_rows, base=""), types=("llama", "mistral", "qwen2"),
 )  # fmt: skip

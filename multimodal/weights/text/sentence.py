@@ -93,8 +93,10 @@ def projected(model: nn.Module, folder: Path | None, pickled: bool = False) -> n
     """The model with the folder's Dense modules, if it has any. `pickled`: read pickled ones too. Raises
     CheckpointError for an unusable one."""
     places = [place for kind, place in sentence_modules(folder) if kind == "Dense"] if folder is not None else []
-    if not places or not isinstance(model, TextTransformer):
+    if not places:
         return model
+    if not isinstance(model, TextTransformer):
+        raise CheckpointError(f"{folder / MODULES}: expected a text encoder before Dense, got {type(model).__name__}")
     configs: list[ProjectionConfig] = []
     maps: list[Tensors] = []
     for place in places:

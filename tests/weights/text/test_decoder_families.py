@@ -171,6 +171,7 @@ REFUSED = [
     ("Qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
      "partial_rotary_factor 0.5 is not supported: qwen3 turns whole heads"),
     ("Gemma 3", {"attn_logit_softcapping": 1.0}, "attn_logit_softcapping 1.0 is not supported"),
+    ("Phi-3", {"is_causal": False}, "is_causal False with a window of 5 tokens is not supported"),
     ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
     ("Qwen3", {"rms_norm_eps": "1e-6"}, "'1e-6'"),
     ("Qwen3", {"rms_norm_eps": -1}, "norm_eps must be above 0 (got -1)"),

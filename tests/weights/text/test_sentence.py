@@ -15,7 +15,9 @@ from multimodal.weights.convert import convert
 from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 from tests.helpers.data.wordpieces import WORDS
+from tests.helpers.references.causal import SIZES
 from tests.helpers.references.encoders import bert_folder
+from tests.helpers.references.hub import hub_folder
 from tests.helpers.references.texts import tiny_pieces
 from tests.helpers.references.vision import randomized
 
@@ -156,6 +158,66 @@ def test_a_folder_may_say_that_texts_get_lower_case(bert, tmp_path, file):
     save_folder(load(folder), tmp_path / "ours")
     for one in (folder, tmp_path / "ours"):
         assert load(one).tokenizer.encode("SEA É dog") == [8, len(words) - 1, 6]
+
+
+def decoder_folder(root: Path, kind: str, **options) -> tuple[Path, torch.nn.Module]:
+    """A model of transformers whose tokenizer names an end that it puts after no text."""
+    import transformers
+
+    folder, config = hub_folder(root, "neox")
+    gpt2 = {"n_positions": 24, "n_embd": 24, "n_layer": 2, "n_head": 3} if kind.startswith("GPT2") else SIZES
+    made = getattr(transformers, f"{kind.removesuffix('ForCausalLM').removesuffix('Model')}Config")
+    torch.manual_seed(0)
+    model = randomized(getattr(transformers, kind)(made(**gpt2 | config | options))).eval()
+    model.save_pretrained(folder)
+    return folder, getattr(model, "model", model)
+
+
+def mean_of(folder: Path, model: torch.nn.Module, text: str, length: int | None = None) -> torch.Tensor:
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(folder)(text).input_ids[:length]
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+
+
+@pytest.mark.parametrize("kind", ["GPT2Model", "LlamaModel", "MistralModel", "Qwen2Model", "Qwen2ForCausalLM"])
+def test_folders_of_decoders_say_how_vectors_are_made(tmp_path, kind):
+    """As those of E5, GTE and KaLM do, with and without a head."""
+    folder, model = decoder_folder(tmp_path, kind)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    modules = [{"path": place, "type": f"sentence_transformers.models.{name}"}
+               for name, place in (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "the "}}))
+    expected = torch.nn.functional.normalize(mean_of(folder, model, "the cat sat on the mat", 4), dim=0)
+    with pytest.warns(TextCut, match="is cut to 4 tokens"):
+        found = embed(["cat sat on the mat"], load(folder), prompt="query")[0]
+    assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["GPT2Model", "LlamaForCausalLM", "Qwen2Model", "Qwen3Model"])
+def test_a_decoder_may_read_in_both_directions(tmp_path, kind):
+    """By `is_causal`, as transformers has it from 5.2 on; the mean is the default then, and no end is added."""
+    folder, model = decoder_folder(tmp_path, kind, is_causal=False)
+    save_folder(load(folder), tmp_path / "ours")
+    for text in ("the cat sat", "a dog"):
+        for one in (folder, tmp_path / "ours"):
+            assert (embed([text, "more"], load(one))[0] - mean_of(folder, model, text)).abs().max() < 1e-5
+
+
+def test_dense_modules_after_a_model_that_writes_are_refused(tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=60, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3, decoder_start_token_id=0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    modules = [{"path": name, "type": f"sentence_transformers.models.{name}"}
+               for name in ("Transformer", "Pooling", "Dense")]  # fmt: skip
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match=r"modules\.json: expected a text encoder before Dense, got Enc"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["T5Tokenizer", "ByT5Tokenizer"])

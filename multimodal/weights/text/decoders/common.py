@@ -18,7 +18,7 @@ from multimodal.weights.family import Family
 from multimodal.weights.folder import MOST_LAYERS
 from multimodal.weights.table import NameRow, Op, Tensors, joined, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
-from multimodal.weights.text.sentence import lowers, sentence_card, sentence_length
+from multimodal.weights.text.sentence import lowers, sentence_length
 
 KINDS = ("full_attention", "sliding_attention")
 ENDS = {"embed_tokens": "embed", "norm": "stack.norm"}
@@ -65,7 +65,7 @@ def families(spec: DecoderSpec, **parts: Any) -> tuple[Family, Family]:
             name, TextTransformer, (base + spec.embedding, base + spec.layer.replace("{}", "0") + spec.first),
             lambda text, tensors: config_of(spec, text, tensors, base), lambda config: rows_of(spec, config, base),
             tokenizer, needs="config.json", defaults=spec.defaults | {"model_type": spec.types[0]}, types=spec.types,
-            chat=chat_format, card=lambda folder, config: sentence_card(folder),
+            chat=chat_format,
         )  # fmt: skip
         return replace(own, **parts)
 
@@ -78,7 +78,7 @@ def config_of(spec: DecoderSpec, text: dict[str, Any], tensors: Tensors, base: s
         if (value := text.get(key, values[0])) not in values:
             raise CheckpointError(f"config.json: {key} {value!r:.80} is not supported")
     head, tie = f"{spec.head}.weight", bool(text["tie_word_embeddings"])
-    config = spec.config_from(text)
+    config = directed(spec.config_from(text), text)
     if base == spec.bare and head not in tensors:
         alone = not any(str(name).endswith("ForCausalLM") for name in text.get("architectures") or ()) or not tie
         return replace(config, tied=None if alone else True)
@@ -138,6 +138,16 @@ def windowed(
     return replace(config, pattern=LayerPattern(own, window, local or config.positions))
 
 
+def directed(config: TextConfig, text: dict[str, Any]) -> TextConfig:
+    """In both directions where `is_causal` is false, as in transformers from 5.2 on. Raises CheckpointError beside a
+    window, which would have another width."""
+    if text.get("is_causal") is not False:
+        return config
+    if window := config.window or (config.pattern and config.pattern.window):
+        raise CheckpointError(f"config.json: is_causal False with a window of {window} tokens is not supported")
+    return replace(config, causal=False)
+
+
 def changed(config: TextConfig, block: dict[str, Any] | None = None, **attention: Any) -> TextConfig:
     """With other options of the blocks and their attention."""
     own = config.stack.block
@@ -149,4 +159,6 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     if folder is None:
         return None
     length = sentence_length(folder, config["max_position_embeddings"])
-    return hub_tokenizer(folder, config, context=length, lowercase=lowers(folder))
+    # where texts are read in both directions, an eos that the tokenizer does not put is none of theirs
+    named_end = config.get("is_causal") is not False
+    return hub_tokenizer(folder, config, context=length, lowercase=lowers(folder), named_end=named_end)

@@ -13,6 +13,7 @@ from multimodal.weights.any.chat import chat_format
 from multimodal.weights.family import Family
 from multimodal.weights.table import NameRow, Tensors, under
 from multimodal.weights.text import llama
+from multimodal.weights.text.decoders.common import tokenizer
 
 # MixtralConfig's defaults that differ from Llama's
 DEFAULTS = llama.DEFAULTS | {"num_key_value_heads": 8, "rope_theta": 1e6, "num_local_experts": 8,
@@ -48,6 +49,6 @@ def rows(config: TextConfig) -> list[NameRow]:
 FAMILY = Family(
     "mixtral", TextTransformer,
     (llama.HUGGING_FACE[0], "model.layers.0.self_attn.q_proj.weight", "model.layers.0.block_sparse_moe.gate.weight"),
-    config_from, rows, llama.hf_tokenizer, needs="config.json", defaults=DEFAULTS, types=("mixtral",),
+    config_from, rows, tokenizer, needs="config.json", defaults=DEFAULTS, types=("mixtral",),
     chat=chat_format,
 )  # fmt: skip
