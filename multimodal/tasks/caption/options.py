@@ -35,10 +35,8 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> CaptionOp
     card."""
     from multimodal.tasks.encode.search_defaults import search_defaults, warn_of_search
 
-    own = checkpoint.card.get("caption", {})
+    own = checkpoint.card.get("caption") or {}
     try:
-        if not isinstance(own, Mapping):
-            raise UsageError(f"must be a table (got {own!r:.40})")
         check_combination(_options(own), "num_captions")
     except UsageError as error:
         raise CheckpointError(f"{checkpoint.source}: card, caption: {error}") from None

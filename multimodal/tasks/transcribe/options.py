@@ -250,10 +250,8 @@ def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> WhisperOp
     from multimodal.tasks.encode.search_defaults import search_defaults
 
     kind = _kind(checkpoint)
-    own = checkpoint.card.get("transcribe", {})
+    own = checkpoint.card.get("transcribe") or {}
     try:
-        if not isinstance(own, Mapping):
-            raise UsageError(f"must be a table (got {own!r:.40})")
         defaults = kind.checked(search_defaults(checkpoint, own, SpeechDecodingOptions))
     except UsageError as error:
         raise CheckpointError(f"{checkpoint.source}: card, transcribe: {error}") from None
