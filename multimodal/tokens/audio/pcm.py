@@ -17,6 +17,7 @@ from multimodal.errors import AudioError
 from multimodal.tokens.audio.downmix import Resampler
 from multimodal.tokens.audio.log_mel import RATE
 from multimodal.tokens.audio.offset import LiveOffset
+from multimodal.tokens.audio.packets import frame_size
 from multimodal.tokens.audio.reading import TruncatedAudio
 from multimodal.tokens.audio.tracks import check_rate
 
@@ -29,9 +30,6 @@ RECORDINGS = {
     b"caff": "CAF", b"0&\xb2u": "WMA", b"wvpk": "WavPack", b"riff\x2e\x91\xcf\x11": "W64", b"RF64": "RF64",
 }  # fmt: skip
 TS_PACKET = 188  # bytes
-MPEG_RATES = (44_100, 48_000, 32_000)  # Hz of version 1
-MPEG1_KILOBITS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)  # per second, of layer III
-MPEG2_KILOBITS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 class PcmChunk(NamedTuple):
@@ -132,23 +130,10 @@ def _recording(data: bytes) -> str | None:
         return "MP4"
     if data[: 2 * TS_PACKET + 1 : TS_PACKET] == b"GGG":
         return "MPEG-TS"
-    if data[:2] in (b"\xff\xf1", b"\xff\xf9") and len(data) > 5:
-        size = (data[3] & 3) << 11 | data[4] << 3 | data[5] >> 5
-        return "AAC" if size > 6 and data[size : size + 2] == data[:2] else None
-    if (size := _mp3_frame(data)) and data[size : size + 2] == data[:2]:
-        return "MP3"
+    size = frame_size(data[:6]) or 0
+    if size > 6 and data[size : size + 2] == data[:2]:
+        return "MP3" if data[1] & 6 else "AAC"
     return next((name for mark, name in RECORDINGS.items() if data.startswith(mark)), None)
-
-
-def _mp3_frame(data: bytes) -> int:
-    """Bytes of the frame of MPEG layer III at the start of data; 0: there is none."""
-    if len(data) < 4 or data[0] != 0xFF or data[1] & 0xE6 != 0xE2:
-        return 0
-    version, rate, bits = data[1] >> 3 & 3, data[2] >> 2 & 3, data[2] >> 4  # versions 2.5, none, 2, 1
-    if version == 1 or rate == 3 or bits in (0, 15):
-        return 0
-    halves, kilobits = (0, MPEG1_KILOBITS) if version == 3 else (1 if version == 2 else 2, MPEG2_KILOBITS)
-    return (144_000 >> (version != 3)) * kilobits[bits] // (MPEG_RATES[rate] >> halves) + (data[2] >> 1 & 1)
 
 
 def _floats(data: bytes) -> np.ndarray:
