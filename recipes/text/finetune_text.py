@@ -9,11 +9,12 @@ r"""Fine-tune an encoder or causal language model: classes of texts, tags of wor
     $recipe --task qa --data train-v2.0.json --val dev-v2.0.json     # multimodal answer "Who?" --context "…" -m out
     $recipe --task choice --data train.jsonl --val test.jsonl        # multimodal answer "…" --choices A B -m out
 
-Formats: for classes a table with tabs; for tagging a word and its tag in columns (CoNLL, IOB2) or JSON lines with
-tokens and tags; for answers SQuAD's JSON, or JSON lines with question, context and answers; for choices JSON lines
-with question, choices and label. A head for the same labels in the same order, as its card lists them, keeps its
-weights; so does one for answers or choices. `--random` starts from random weights in the same architecture. The report
-compares classes with a bag of words under logistic regression, fitted on the same texts. The card lists the labels.
+Formats: for classes a list (.csv, .jsonl) or a TSV; for tagging a word and its tag in columns (CoNLL, IOB2) or JSON
+lines with tokens and tags; for answers SQuAD's JSON, or JSON lines with question, context and answers; for choices
+JSON lines with question, choices and label. A head for the same labels in the same order, as its card lists them,
+keeps its weights; so does one for answers or choices. `--random` starts from random weights in the same architecture.
+The report compares classes with a bag of words under logistic regression, fitted on the same texts. The card lists
+the labels.
 
 Cost: 7 minutes of a core shared with other work, 1.4 GB. Accuracy on SST-2's dev: from the model of train_mlm.py
 78.7 %, from random weights (`--random --rate 1e-3`) 61.7 %, bag of words 78.1 %.

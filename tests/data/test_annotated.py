@@ -7,7 +7,8 @@ import pytest
 from multimodal.data.datasets.annotated.choices import ChoiceQuestions, read_choices
 from multimodal.data.datasets.annotated.questions import QuestionWindows, read_questions
 from multimodal.data.datasets.annotated.tagged import TaggedTexts, read_tagged, tags_of
-from multimodal.data.datasets.text import IGNORED
+from multimodal.data.datasets.labelled_texts import read_labelled
+from multimodal.data.datasets.text import IGNORED, texts_in
 from multimodal.errors import DataError, TextError
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 
@@ -145,3 +146,29 @@ def test_choices_are_read_and_those_of_unlike_number_refused(tmp_path, tokenizer
     ):
         with pytest.raises(DataError, match=cause):
             read_choices(lines(tmp_path / "b.jsonl", row, wrong))
+
+
+@pytest.mark.parametrize(("name", "rows"), [
+    ("a.csv", ["label,text", '1,"good, truly"', "0,bad"]),
+    ("a.jsonl", [{"text": "good, truly", "label": 1.0}, {"text": "bad", "label": "0"}]),
+])  # fmt: skip
+def test_labelled_texts_come_from_lists_too(tmp_path, name, rows):
+    assert read_labelled(lines(tmp_path / name, *rows)) == [("good, truly", "1"), ("bad", "0")]
+
+
+def test_the_columns_of_a_list_of_labelled_texts_are_named(tmp_path):
+    path = lines(tmp_path / "a.csv", "review,stars", "good,5", "bad,1")
+    with pytest.raises(DataError, match=r"a\.csv: line 2: expected a text and a label \(columns: review, stars\)"):
+        read_labelled(path)
+    assert read_labelled(path, ("review", "stars")) == [("good", "5"), ("bad", "1")]
+    with pytest.raises(DataError, match=r"a\.csv: line 2: expected a label \(columns: text, label\)"):
+        read_labelled(lines(path, "text,label", "good,"))
+
+
+def test_a_list_without_a_column_of_texts_says_which_it_has(tmp_path):
+    """As a TSV without a header, whose first row becomes one."""
+    path = lines(tmp_path / "a.tsv", "a fine film\t1", "a dull one\t0")
+    with pytest.raises(DataError, match=r"a\.tsv: line 2: expected a column text, .*, raw_text \(got a fine film, 1\)"):
+        texts_in(path)
+    with pytest.raises(DataError, match=r"a\.jsonl: line 1: no text"):
+        texts_in(lines(tmp_path / "a.jsonl", {"text": None}))

@@ -20,11 +20,12 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s DATA [DATA ...] --model MODEL [flags]", EXAMPLES
     p.add_argument("data", nargs="+", metavar="DATA", help="for a ViT: a folder with a folder per class, "
-                   "tars or a list; for a text classifier: .tsv; for a tabular model: .csv")  # fmt: skip
+                   "tars or a list; for a text classifier: .tsv, .csv or .jsonl; for a tabular model: "
+                   ".csv")  # fmt: skip
     flags.image_model(p, "classification")
     p.add_argument("--columns", nargs="+", metavar="NAME", help="for a text classifier: columns of text and label "
-                   "(default: GLUE's, else the first and the last); for a tabular model: all columns of a .csv without "
-                   "a header")  # fmt: skip
+                   "(default: usual names, else a TSV's first and last); for a tabular model: all columns "
+                   "of a .csv without a header")  # fmt: skip
     add_option_flags(p, SubsetOptions, defaults=True)
     flags.lists(p)
     output_flags(p)

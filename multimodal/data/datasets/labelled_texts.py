@@ -13,6 +13,8 @@ from torch import Tensor
 from multimodal.data.batching import PaddedText, pad_text
 from multimodal.data.datasets.documents import read_rows
 from multimodal.data.examples import SizedExamples
+from multimodal.data.manifests import JSONL, ending, read_list
+from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import DataError, few
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -26,6 +28,24 @@ class LabelledText(NamedTuple):
 
 
 def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[LabelledText]:
+    """Texts and labels of a list (.csv, .json, .jsonl) by the names of its `columns` of text and label, else the usual
+    ones; of any other file as a table with tabs, see `_read_table`. Raises DataError naming the line."""
+    if ending(path) not in (".csv", *JSONL):
+        return _read_table(path, columns)
+    named, rows = USUAL if columns is None else ListColumns(None, *columns), []
+    for line in read_list(path):
+        label, texts, fault = named.label_and_texts(line.values)
+        lacks = " and ".join(["a text"] * (len(texts) != 1) + ["a label"] * (label is None))
+        absent = lacks and f"expected {lacks} (columns: {', '.join(line.values):.200})"
+        if fault := line.fault or fault or absent:
+            raise DataError(f"{path}: line {line.number}: {fault}")
+        rows.append(LabelledText(texts[0].strip(), str(label)))
+    if not rows:
+        raise DataError(f"{path}: has no rows")
+    return rows
+
+
+def _read_table(path: Path, columns: tuple[str, str] | None) -> list[LabelledText]:
     """Rows of a table with tabs between its columns, gzip or not: the `columns` of text and label that its header
     names; without them the first and the last column, and no header but GLUE's, in either order. Raises DataError
     naming the line, also for a first line that looks like another header."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import is_manifest, read_list, read_text
-from multimodal.data.sources import USUAL, ListColumns
+from multimodal.data.sources import TEXTS, USUAL, ListColumns
 from multimodal.errors import DataError, UsageError
 from multimodal.tokens.text.tokenizer import Tokenizer
 
@@ -44,7 +44,9 @@ def listed_texts(path: Path, columns: ListColumns = USUAL) -> Iterator[str]:
     for line in read_list(path):
         _, texts, fault = columns.label_and_texts(line.values)
         if line.fault or fault or not texts:
-            raise DataError(f"{path}: line {line.number}: {line.fault or fault or 'no text'}")
+            wanted, got = [columns.text_column] if columns.text_column else TEXTS, ", ".join(line.values)[:200]
+            absent = "no text" if {*wanted} & {*line.values} else f"expected a column {', '.join(wanted)} (got {got})"
+            raise DataError(f"{path}: line {line.number}: {line.fault or fault or absent}")
         yield from texts
 
 

@@ -172,7 +172,7 @@ def evaluate_classifier(
     checkpoint: Checkpoint, data: str, limit: int | None = None, columns: Sequence[str] | None = None,
     batch_size: int = BatchOptions.batch_size.default, trust: Trust = OWN_FOLDER,
 ) -> ClassifierEvaluation:  # fmt: skip
-    """Evaluate a ViT with a head (labelled images), a text classifier (a table with tabs) or a tabular model (CSV).
+    """Evaluate a ViT with a head (labelled images), a text classifier (labelled texts) or a tabular model (CSV).
 
     `columns`: names of text and label in a table of texts; of all columns of a CSV without a header. `limit`: at most
     this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError for a model

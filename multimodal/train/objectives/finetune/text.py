@@ -38,10 +38,12 @@ LONGEST = {"class": 128, "tagging": 128, "qa": 384, "choice": 128}
 class AnnotatedTexts:
     """Training and held-out texts in the format of the task."""
 
-    data: Path  # class: a table with tabs, text first, label last; tagging: CoNLL's columns or .jsonl; qa: SQuAD's JSON
-    val: Path  # or .jsonl; choice: .jsonl. This: texts of the same format to measure on; they choose nothing
+    # class: .csv, .jsonl, or a TSV with the text first and the label last; tagging: CoNLL's columns or .jsonl; qa:
+    # SQuAD's JSON or .jsonl; choice: .jsonl
+    data: Path
+    val: Path  # texts of the same format to measure on; they choose nothing
     task: Literal["class", "tagging", "qa", "choice"] = "class"
-    columns: tuple[str, str] | None = None  # class: names of the columns of text and label, for tables with a header
+    columns: tuple[str, str] | None = None  # class: names of the columns of text and label (default: usual names)
     random: bool = False  # start from random weights in the architecture of --model
     longest: Annotated[int, Limits(8)] | None = None  # tokens of a row, at most the context (default: 128, of qa 384)
     overlap: Natural = 128  # qa: tokens that neighbouring windows of a long context share
