@@ -28,10 +28,17 @@ class Format(argparse._StoreAction):
         if options.format is None:
             ending = (options.output or "").rpartition(".")[2].lower()
             if ending in STRUCTURED and ending not in self.choices:
-                p.error(f"--output {options.output}: this command writes {', '.join(self.choices)}, not {ending}; "
-                        "--format says which of them the file is to hold")  # fmt: skip
+                p.error(f"--output {options.output}: this command writes {', '.join(self.choices)}, not {ending}")
             default = self.default_of if options.output is None else self.choices[0]
             options.format = ending if ending in self.choices else default
+        check_ending(p, options)
+
+
+def check_ending(p: Parser, options: argparse.Namespace) -> None:
+    """Refuse another format in a file than its ending says; JSON lines may be in a .json."""
+    ending, style = (options.output or "").rpartition(".")[2].lower(), options.format
+    if ending in STRUCTURED and ending != style and (ending, style) != ("json", "jsonl"):
+        p.error(f"--output {options.output}: ends in .{ending}, and the format is {style}")
 
 
 def by_ending(path: str | None, formats: Collection[str], default: str) -> str | None:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import stat
 import sys
 import warnings
 from argparse import Namespace
@@ -11,7 +12,7 @@ from argparse import Namespace
 from multimodal import __version__
 from multimodal.cli import output
 from multimodal.cli.console import console
-from multimodal.cli.files import check_inputs, output_file, outputs_of
+from multimodal.cli.files import OUTPUTS, check_inputs, output_file, outputs_of
 from multimodal.cli.flags import Format, Model
 from multimodal.cli.output import fail, in_flags, printable, written_to
 from multimodal.cli.parser import Help, Parser, add_commands
@@ -25,7 +26,7 @@ COMMANDS = {
     "transcribe": ("speech.transcribe", "speech to text"),
     "evaluate": ("evaluate.evaluate", "evaluate a model on labelled data"),
     "caption": ("vision.caption", "describe images with a captioner checkpoint"),
-    "ask": ("text.ask", "answer questions about images, sound and video with an any-to-text checkpoint"),
+    "ask": ("text.ask", "answer questions about images, audio and video with an any-to-text checkpoint"),
     "index": ("vision.index", "build or update a search index of images"),
     "search": ("vision.search", "search an image index by text or by image"),
     "generate": ("text.generate", "generate text with a language model checkpoint"),
@@ -124,12 +125,26 @@ def _run(command: Parser, options: Namespace) -> int:
     console.step(f"Loading {name} …".replace("  ", " "))
     action = next((a for a in command._actions if isinstance(a, Format)), None)
     path = getattr(options, "output", None) if action else None
+    flagged = (getattr(options, key, None) for key in sorted(OUTPUTS - {"output"}))
+    others = {name: _stamp(name) for name in flagged if isinstance(name, str)}
     with written_to(output_file(path, "--output", (), outputs_of(options))):
         code = command.run(options)
         sys.stdout.flush()
     if path is not None:
         console.note(f"{path}: written")
+    for name, stamp in others.items():
+        if _stamp(name) != stamp:
+            console.note(f"{name}: written")
     return code
+
+
+def _stamp(name: str) -> tuple[int, int] | None:
+    """Changes when a file is written; None for a folder, and for what is not there."""
+    try:
+        found = os.stat(name)
+    except (OSError, ValueError):
+        return None
+    return None if stat.S_ISDIR(found.st_mode) else (found.st_ino, found.st_mtime_ns)
 
 
 def _choose_model(command: Parser, options: Namespace) -> None:

@@ -10,8 +10,10 @@ import pytest
 
 import multimodal
 from multimodal.cli import main
+from multimodal.cli.output import in_flags
 from multimodal.cli.speech import transcribe
-from multimodal.errors import UsageError
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.weights.vision.open_clip import model_settings
 from tests.helpers.commands import one_line, run
 from tests.helpers.paths import ROOT
 from tests.helpers.tiny_whisper import whispers
@@ -86,6 +88,8 @@ def test_a_models_own_defaults_hold_and_a_ctc_model_has_no_others(models):
     own = replace(whispers()[1], card={"transcribe": {"beam_size": 2}})
     assert transcribe.api_options(given(), own) == {"best_of": 5}
     assert transcribe.api_options(given("--beam_size", "3"), own) == {"best_of": 5, "beam_size": 3}
+    asked = replace(own, card={"generation": {"num_beams": 3}})  # by its generation_config.json
+    assert transcribe.api_options(given(), asked) == {"best_of": 5}
     ctc = load(models / "asr")
     assert transcribe.api_options(given(), ctc) == {}
     assert transcribe.api_options(given("--temperature", "0"), ctc) == {"temperature": [0.0]}
@@ -159,6 +163,16 @@ def test_library_errors_name_arguments_and_the_command_flags(capsys, models, ima
     labels = ("classify", images, "--labels", "a,b", "-m", models / "clip")
     assert "error: --threshold must be in [0, 1]" in one_line(run(capsys, *labels, "--threshold", 2)[2])
     assert "--calibration platt gives" in one_line(run(capsys, *labels, "--scores", "sigmoid")[2])
+    with pytest.raises(CheckpointError) as error:
+        model_settings({})
+    assert "their architecture, such as --architecture ViT-B-32, since" in in_flags(error.value)
+
+
+def test_the_name_of_a_file_in_the_place_of_the_folder_of_transcripts_is_refused(capsys, tmp_path):
+    code, _, err = run(capsys, "transcribe", "absent.wav", "-o", tmp_path / "a.srt")
+    assert (code, "a.srt: expected a folder, " in err) == (2, True)
+    (tmp_path / "a.srt").mkdir()
+    assert run(capsys, "transcribe", "absent.wav", "-o", tmp_path / "a.srt")[0] == 1
 
 
 def texts_of(node: ast.AST) -> str:

@@ -100,7 +100,7 @@ def test_results_go_to_a_file_in_its_format(models, tmp_path, capsys):
     assert json.loads(file.read_text())["kind"] == "clip"
     before = file.read_bytes()
     file.write_text("mine")
-    code, out, err = run(capsys, "info", models / "clip", "-o", file, "--format", "table")
+    code, out, err = run(capsys, "info", models / "clip", "-o", file, "--format", "json")
     assert (code, file.read_text()) == (1, "mine")  # not written by multimodal
     code, out, err = run(capsys, "info", models / "clip", "-o", file, "--overwrite", "--quiet")
     assert (code, out, err, file.read_bytes()) == (0, "", "", before)
@@ -110,3 +110,28 @@ def test_results_go_to_a_file_in_its_format(models, tmp_path, capsys):
 def test_a_format_in_the_place_of_a_file_is_named(kind, capsys):
     code, _, err = run(capsys, "evaluate", "zeroshot", "x", "--output", kind)
     assert (code, f"--output {kind}: names the file to write" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["info clip -o a.csv --format table", "search dogs --index x -o a.json --format csv", "translate hi -o a.json",
+     "classify a.png --labels a,b -o a.json --format csv", "caption a.png -o a.jsonl --format csv",
+     "embed hi -o a.npy --format csv"],
+)  # fmt: skip
+def test_a_format_other_than_the_ending_of_its_file_is_refused(words, capsys):
+    code, _, err = run(capsys, *words.split())
+    assert (code, "ends in ." in err and ", and the format is " in err) == (2, True)
+
+
+def test_json_lines_may_be_in_a_json_file(capsys):
+    code, _, err = run(capsys, "classify", "absent.png", "--labels", "a,b", "-o", "a.json", "--format", "jsonl")
+    assert (code, "absent.png" in err) == (1, True)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_figures_and_reports_are_named_when_written(models, tmp_path, capsys):
+    figure = tmp_path / "a.png"
+    words = ("inspect", models / "clip", "--what", "filters", "--plot", figure)
+    assert run(capsys, *words) == (0, "", f"multimodal: {figure}: written\n")
+    assert run(capsys, *words, "--quiet") == (0, "", "")
+    assert "written" not in run(capsys, "inspect", tmp_path / "none", *words[2:])[2]

@@ -88,6 +88,9 @@ def check(p: Parser, options: Namespace) -> None:
         p.error(f"--{timed[0]}: needs the words' times, and --word_timestamps is False")
     if given.get("fp16") is False and given.get("compute_type", "float32") != "float32":
         p.error(f"--fp16 False: contradicts --compute_type {options.compute_type}")
+    target = Path(given.get("output") or ".")
+    if target.suffix.lstrip(".").lower() in FORMATS and not target.is_dir():
+        p.error(f"--output {target}: expected a folder, for files named as the recordings (or --output - > {target})")
     if given.get("output") == "-":
         if given.get("format") == "all":
             p.error("--format all: stdout takes one format (--output -)")

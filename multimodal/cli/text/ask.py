@@ -1,4 +1,4 @@
-"""`multimodal ask`: questions about images, sound and video."""
+"""`multimodal ask`: questions about images, audio and video."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   multimodal ask talk.mp3 page.png "Compare them." "Which is longer?" -m model/ --format json
   multimodal ask clip.mp4 "What happens?" -m model/ --every_s 2
   multimodal ask photo.jpg --chat -m model/
-An argument that is a file, or ends as one of images, sound or video does, is an input; every other one is a question
+An argument that is a file, or ends as one of images, audio or video does, is an input; every other one is a question
 about all inputs.
 """
 NAMES = (*DecodingOptions.declared, "min_p")

@@ -66,6 +66,7 @@ def check(p: Parser, options: Namespace) -> None:
     options.format = options.format or flags.by_ending(options.output, FORMATS, "jsonl")
     if options.format is None:
         p.error(f"--output {options.output}: must end in .jsonl, .csv or .npy, or --format says what it holds")
+    flags.check_ending(p, options)
     if options.format == "npy" and options.output is None:
         p.error("--format npy: needs --output FILE")
     check_texts(p, options.texts, "--images or --file read")

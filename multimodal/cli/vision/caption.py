@@ -80,6 +80,7 @@ def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     options.format = options.format or flags.by_ending(options.output, APPENDED, "table")
     if options.output is not None and options.format not in (*APPENDED, "txt-per-image"):
+    flags.check_ending(p, options)
         p.error(f"--output {options.output}: results are appended to csv or jsonl, or written as txt-per-image "
                 f"(--format {options.format or 'csv'})")  # fmt: skip
     if options.overwrite and options.output is None and options.format != "txt-per-image":

@@ -58,8 +58,8 @@ def model_settings(config: dict[str, Any], defaults: dict[str, Any] = MODEL) -> 
     record = config.get("model_cfg", config)
     if "vision_cfg" not in record or "text_cfg" not in record or "embed_dim" not in record:
         raise CheckpointError(
-            "OpenCLIP weights without open_clip_config.json: give architecture=, since the weights do not state the "
-            "activation and the number of heads"
+            "OpenCLIP weights without open_clip_config.json: give their architecture, such as architecture='ViT-B-32', "
+            "since the weights do not state the activation and the number of heads"
         )
     return settings(record, defaults, "")
 

@@ -29,7 +29,8 @@ PIXELS = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0
 def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     if not config:
         raise CheckpointError(
-            "timm weights without config.json: give architecture=, since the weights do not state the number of heads"
+            "timm weights without config.json: give their architecture, such as architecture='vit_base_patch16_224', "
+            "since the weights do not state the number of heads"
         )
     classes = config.get("num_classes")
     if classes is None:

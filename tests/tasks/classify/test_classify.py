@@ -132,7 +132,8 @@ def test_the_batch_in_which_a_stop_came_is_made_whole_again():
 
 
 def test_results_of_other_labels_models_or_settings_are_not_mixed(capsys, models, folder, tmp_path):
-    path, common = tmp_path / "o.csv", ["classify", folder, "-m", models / "clip", "-o", tmp_path / "o.csv"]
+    path = tmp_path / "o"
+    common = ["classify", folder, "-m", models / "clip", "-o", path, "--format", "csv"]
     run(capsys, *common, *LABELS)
     content = path.read_bytes()
     for flags, named in (
