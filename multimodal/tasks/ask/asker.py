@@ -26,6 +26,7 @@ from multimodal.tokens.audio.reading import AUDIO
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart, read_messages
 from multimodal.tokens.video.names import first_bytes, is_video
 from multimodal.tokens.video.options import VideoOptions
+from multimodal.tokens.video.reading import is_audio_alone
 from multimodal.weights.folder import Checkpoint
 
 SOUND = {f".{name}" for name in AUDIO.split()}
@@ -191,10 +192,13 @@ def _settings(values: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]
 
 
 def kind_of_input(source: Any) -> Kind:
-    """Kind of an input: a file by its suffix, others by their first bytes, sound as (rate, array) or a mapping, other
-    arrays as images."""
+    """Kind of an input: a file by its suffix, others by their first bytes, audio as (rate, array) or {"array",
+    "sampling_rate"}, other arrays as images, {"bytes", "path"} as what it holds. A container without video is
+    audio."""
     if isinstance(source, MessagePart):
         return source.kind
+    if isinstance(source, Mapping) and source.get("array") is None:
+        source = next((source[name] for name in ("bytes", "path") if source.get(name) is not None), source)
     if isinstance(source, str | Path) and os.path.splitext(str(source))[1].lower() in SOUND:
         return "audio"
     if isinstance(source, Mapping | tuple):
@@ -202,5 +206,5 @@ def kind_of_input(source: Any) -> Kind:
     if isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
         raise UsageError("sound in an array needs its rate: (rate, array)", argument="inputs")
     if is_video(source):
-        return "video"
+        return "audio" if is_audio_alone(source) else "video"
     return "audio" if starts_audio(first_bytes(source)) else "image"

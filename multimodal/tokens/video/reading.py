@@ -110,8 +110,7 @@ def opened(source: VideoInput, name: str) -> Iterator[tuple[Any, Any, Any]]:
     if not isinstance(source, str | Path | bytes):
         source.seek(0)
     with demuxed(source, name, VideoError, "video") as (container, file):
-        streams = [one for one in container.streams.video if not one.disposition & type(one.disposition).attached_pic]
-        if not streams:
+        if not (streams := _shown(container)):
             kinds = ", ".join(stream.type for stream in container.streams) or "no streams"
             cover = "; an attached cover image is not a video" if container.streams.video else ""
             raise VideoError(f"{name}: no video stream ({container.format.name}: {kinds}{cover})")
@@ -122,6 +121,24 @@ def opened(source: VideoInput, name: str) -> Iterator[tuple[Any, Any, Any]]:
         if stream.width and stream.height:  # 0 if only the frames state it
             check_frame(stream.width, stream.height, name)
         yield container, stream, file
+
+
+def is_audio_alone(source: VideoInput) -> bool:
+    """Return True for a container with audio and no video, but for a cover: a recording of a phone or a browser."""
+    place = source.tell() if callable(getattr(source, "tell", None)) else None
+    try:
+        with demuxed(source, _name(source), VideoError, "video") as (container, _):
+            return bool(container.streams.audio) and not _shown(container)
+    except VideoError:  # reading it says what is wrong
+        return False
+    finally:
+        if place is not None:
+            source.seek(place)
+
+
+def _shown(container: Any) -> list[Any]:
+    """Video streams that are no attached cover."""
+    return [one for one in container.streams.video if not one.disposition & type(one.disposition).attached_pic]
 
 
 def _scene_times(source: VideoInput, options: VideoOptions, name: str, damage: list[DamagedSpan]) -> Times | None:

@@ -226,7 +226,7 @@ def test_sound_is_known_by_its_bytes_and_urls_are_read_on_request(asker, tiny, t
     (tmp_path / "a").write_bytes(file.getvalue())
     expected = asker("which?", tmp_path / "a.wav")
     assert expected == asker("which?", file.getvalue()) == asker("which?", tmp_path / "a")
-    assert expected == asker("which?", io.BytesIO(file.getvalue()))
+    assert expected == asker("which?", io.BytesIO(file.getvalue())) == asker("which?", {"bytes": file.getvalue()})
     RED.save(tmp_path / "red.png")
     monkeypatch.setattr("multimodal.tasks.encode.loaded.fetch", lambda url: tmp_path / url.rpartition("/")[2])
     reading = Asker(tiny, compute_type="float32", urls=True, **NEW)
@@ -235,6 +235,7 @@ def test_sound_is_known_by_its_bytes_and_urls_are_read_on_request(asker, tiny, t
     for part in (
         {"type": "image", "url": "http://a/red.png"}, {"type": "image_url", "image_url": {"url": "https://a/red.png"}},
         {"type": "image_url", "image_url": f"data:image/png;base64,{red}"},
+        {"type": "image", "url": f"data:image/png;base64,{red}"},
     ):  # fmt: skip
         messages = [{"role": "user", "content": [part, {"type": "text", "text": "which?"}]}]
         assert reading.chat(messages) == seen
@@ -245,6 +246,20 @@ def test_sound_is_known_by_its_bytes_and_urls_are_read_on_request(asker, tiny, t
                 asker.chat(messages)
     with pytest.raises(UsageError, match=r"messages\[0\]: part 0: image_url: expected a URL of http, https or data"):
         reading.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]}])
+
+
+def test_a_container_without_video_is_audio_and_a_dictionary_what_it_holds(asker, tmp_path):
+    path = tmp_path / "memo.mp4"
+    path.write_bytes(video(ramp(1), codec="mjpeg", sound=1.0, cover=True))
+    expected = asker.chat([{"role": "user", "content": [{"type": "audio", "path": path},
+                                                        {"type": "text", "text": "which?"}]}])  # fmt: skip
+    memo = io.BytesIO(path.read_bytes())
+    for source in (path, path.read_bytes(), memo, {"bytes": None, "path": str(path)}):
+        assert asker("which?", source) == expected
+    RED.save(tmp_path / "red.png")
+    seen = asker("which?", RED)
+    for source in ({"path": tmp_path / "red.png"}, {"bytes": (tmp_path / "red.png").read_bytes(), "path": "red"}):
+        assert asker("which?", source) == seen
 
 
 def test_an_item_that_fails_is_its_error(asker):
