@@ -74,6 +74,8 @@ def _part(part: Any, where: str) -> MessagePart:
     value = part[given[0]]
     if kind == "text" and not isinstance(value, str):
         raise UsageError(f"{where}: expected a text (got {shown(value)})")
+    if given[0] == "url" and isinstance(value, str) and value[:5].lower() == "data:":
+        value = _at_url(value, where)
     return MessagePart(kind, _decoded(value, where) if given[0] == "base64" else value)
 
 
