@@ -34,7 +34,7 @@ STEPS = image_processor.COMMON | {"resample": 1, "do_image_splitting": True, "si
 
 
 def config_from(config: dict[str, Any], tensors: Tensors) -> AnyToTextConfig:
-    text = {"rms_norm_eps": 1e-5} | (config.get("text_config") or {})
+    text = dict(config.get("text_config") or {"rms_norm_eps": 1e-5})  # else LlamaConfig's own default
     text |= {"tie_word_embeddings": False} if NAMES.head in tensors else {}
     decoder = decoder_config(config | {"text_config": text}, tensors, "llama", NAMES)
     image = clip_hf.vision_part(VISION | (config.get("vision_config") or {}), "none", class_token=False)

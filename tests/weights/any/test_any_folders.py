@@ -136,6 +136,16 @@ def test_what_the_model_cannot_express_is_refused_by_name(name, changed, named):
         made.family.load(made.tensors, made.config | changed, "file")
 
 
+def test_a_text_config_without_an_epsilon_has_that_of_a_llama():
+    from transformers import Idefics3Config
+
+    made = case("Idefics3")
+    text = {key: value for key, value in made.config["text_config"].items() if key != "rms_norm_eps"}
+    expected = Idefics3Config(text_config=text).text_config.rms_norm_eps
+    config = made.family.load(made.tensors, made.config | {"text_config": text}, "file").model.config
+    assert config.decoder.stack.block.norm_eps == expected == 1e-6
+
+
 def test_the_chat_template_of_a_folder(tmp_path):
     """Processors of media read other files first than tokenizers."""
     from transformers import LlavaProcessor
