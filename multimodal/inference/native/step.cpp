@@ -213,7 +213,7 @@ class Run {
     const Step &step;
     Team &team;
     std::vector<float> x, normed, wide, mixed;
-    Quantized quantized;
+    Prepared prepared;
 
     template <class Body> void over_panels(const Linear &map, const Body &body) {
         const int64_t count = panels_of(map);
@@ -221,14 +221,14 @@ class Run {
     }
 
     void map(const Linear &map, const float *from, int64_t inputs, float *to, Then then) {
-        Rows rows = quantized(map, from, step.rows, inputs, team);
+        Rows rows = prepared(map, from, step.rows, inputs, team);
         Target target{to, map.outputs, then, IDENTITY};
         over_panels(map, [&](int64_t first, int64_t last) { product(map, rows, first, last, target); });
     }
 
     void feed(const Layer &layer) {
         const Linear &first = layer.gate.outputs ? layer.gate : layer.up;
-        Rows rows = quantized(first, normed.data(), step.rows, model.width, team);
+        Rows rows = prepared(first, normed.data(), step.rows, model.width, team);
         Target target{wide.data(), first.outputs, REPLACE, model.activation};
         over_panels(first, [&](int64_t begin, int64_t end) {
             product(first, rows, begin, end, target);
@@ -316,11 +316,14 @@ void linear(
     const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t activation, int64_t threads) {
     const int64_t count = panels_of(*map);
     Team::call(rows * count * inputs < LEAST_SHARED ? 1 : threads, [&](Team &team) {
-        Quantized quantized;
-        Rows own = quantized(*map, x, rows, inputs, team);
-        team.share(count, team.part_of(count), [&](int64_t first, int64_t last) {
-            product(*map, own, first, last, {y, map->outputs, REPLACE, activation});
-        });
+        Prepared prepared;
+        const int64_t some = prepared.at_once(*map, inputs, rows);
+        for (int64_t top = 0; top < rows; top += some) {
+            Rows own = prepared(*map, x + top * inputs, std::min(some, rows - top), inputs, team);
+            team.share(count, team.part_of(count), [&](int64_t first, int64_t last) {
+                product(*map, own, first, last, {y + top * map->outputs, map->outputs, REPLACE, activation});
+            });
+        }
     });
 }
 
