@@ -131,9 +131,10 @@ def test_good_answers(server, tmp_path):
     ("name", "cause", "asked"),
     [
         ("missing.png", "HTTP 404", 1), ("down.png", "HTTP 503 .*, tried 3 times", 3),
-        ("short.png", r"ends early \(7 bytes are missing\), tried 3 times", 3), ("circle.png", "HTTP 302", None),
+        ("short.png", r"ends early \(7 bytes are missing\), tried 3 times", 3),
+        ("circle.png", "HTTP 302 redirects in a circle, or more than 5 times", None),
         ("metadata.png", "169.254.169.254 is the internal address 169.254.169.254", 1),
-        ("etc.png", "'file:///etc/passwd' is not allowed", 1),
+        ("etc.png", "leads to 'file:///etc/passwd', which is not read", 1),
     ],
 )  # fmt: skip
 def test_bad_answers_are_one_line(name, cause, asked, server, tmp_path):
@@ -191,7 +192,7 @@ def test_rows_reach_named_hosts_only(server, tmp_path, monkeypatch):
     assert "leads to another host: URLs in a list are only fetched from named hosts" in causes[0]
     assert "--remote localhost allows it" in causes[0]
     assert "--remote 169.254.169.254 allows it" in causes[1]
-    assert "'file:///etc/passwd' is not allowed" in causes[2]
+    assert "leads to 'file:///etc/passwd', which is not read" in causes[2]
     assert "HTTP 404" in causes[3]
     assert validate(open_source(data, trust=Trust(remote=("127.0.0.1", "localhost")))).broken == 3
     monkeypatch.setenv("MULTIMODAL_CACHE", str(tmp_path / "another"))  # as no one asks again for what is there

@@ -97,7 +97,7 @@ WRONG = {
     "sparse": (torch.zeros(900).to_sparse(), "expected a dense tensor of numbers (got torch.sparse_coo"),
     "masked": (np.ma.masked_equal(np.arange(900, dtype=np.int16), 3), "without a mask (got 1 masked"),
     "number": (3, "<int>: expected a path, bytes"),
-    "list": ([0.0, 0.1], "<list>: expected a path, bytes"),
+    "list": ([0.0, 0.1], "or {'array', 'sampling_rate'}; many() takes a list of recordings"),
 }  # fmt: skip
 
 

@@ -143,6 +143,8 @@ def _answer(director: urllib.request.OpenerDirector, url: str) -> http.client.HT
     except urllib.error.HTTPError as error:
         answer = f"HTTP {error.code} {error.reason}"
         error.close()
+        if error.filename.partition(":")[0].lower() not in WEB:  # the target of a redirect
+            raise RefusedError(f"leads to {error.filename[:80]!r}, which is not read") from None
         raise (TransientError if error.code in RETRIED else OSError)(answer) from None
     except urllib.error.URLError as error:
         cause = error.reason
@@ -194,6 +196,7 @@ class _RuledHandler(urllib.request.AbstractHTTPHandler):
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
     max_redirections, max_repeats = REDIRECTS, 2
+    inf_msg = f"redirects in a circle, or more than {REDIRECTS} times: "
 
     def __init__(self, rule: UrlRule):
         self.rule = rule

@@ -89,7 +89,8 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
     readable = callable(getattr(source, "read", None))
     if not readable and not isinstance(source, str | os.PathLike | bytes):
         expected = "a path, bytes, a file object, an array, (rate, array) or {'array', 'sampling_rate'}"
-        raise AudioError(f"<{type(source).__name__}>: expected {expected}")
+        several = "; many() takes a list of recordings" if isinstance(source, list) else ""
+        raise AudioError(f"<{type(source).__name__}>: expected {expected}{several}")
     if sampling_rate is not None:
         raise UsageError(f"{sampling_rate}: only for arrays, a file has its own", argument="sampling_rate")
     if readable:
