@@ -1,5 +1,6 @@
 """Live transcription: partial lines while somebody speaks, final ones at pauses."""
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from time import monotonic
@@ -26,6 +27,7 @@ from multimodal.tasks.transcribe.sessions import only_language, whisper_language
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector
 from multimodal.tasks.transcribe.whisper.decode import model_and_tokenizer
 from multimodal.tasks.transcribe.whisper.recognizer import WhisperRecognizer
+from multimodal.tasks.transcribe.whisper.words import STRIDE
 from multimodal.tokens.audio.log_mel import HOP, RATE
 from multimodal.tokens.audio.pcm import PcmChunk, PcmReader
 from multimodal.weights.folder import Checkpoint
@@ -98,6 +100,8 @@ class LiveSession:
         self.checkpoint, self.options, self.reader = checkpoint, options, reader
         whisper = isinstance(checkpoint.model, Whisper)
         self.tokenizer = model_and_tokenizer(checkpoint)[1] if whisper else tokenizer_of(checkpoint)
+        window = STRIDE * checkpoint.model.config.encoder.context * HOP if whisper else math.inf  # it hears no more
+        self.longest = min(options.longest * RATE, window)  # samples
         self.detector = SpeechDetector()
         self.buffer = torch.zeros(0, dtype=torch.float32, device="cpu")
         self.first = self.now = self.samples = 0
@@ -154,7 +158,7 @@ class LiveSession:
         if self.now - self.spoken >= o.silence * RATE:
             yield from self._final(self.now, arrived)
             self.begin = None
-        elif self.now - self.begin >= o.longest * RATE:
+        elif self.now - self.begin >= self.longest:
             yield from self._final(self.begin + _quietest(self._wave(self.now)), arrived)
             self.begin = None
             if self.spoken > self.first:  # speech continues after the cut

@@ -224,9 +224,9 @@ def _decoding(value: Any) -> Any:
 class LiveOptions(OptionSet):
     """`rate` of the samples in Hz. A partial line comes after every `step` seconds of speech, a final one after
     `silence` seconds without (speech probability under `threshold` - 0.15) or, cut at a quiet place, when an utterance
-    reaches `longest` seconds. `threshold` 0: all is speech; None: `vad_threshold` of `decode`, else the model's.
-    `prefix_padding`: seconds kept before its first frame. `decode`: of the finals (None: the model's defaults);
-    partials are the CTC best path, or greedy."""
+    reaches `longest` seconds, or Whisper's window. `threshold` 0: all is speech; None: `vad_threshold` of `decode`,
+    else the model's. `prefix_padding`: seconds kept before its first frame. `decode`: of the finals (None: the model's
+    defaults); partials are the CTC best path, or greedy."""
 
     rate: int = option(16_000, "samples per second of --stream", "HZ", low=1000, high=3_072_000)
     step: float = option(0.5, low=0.1)

@@ -354,6 +354,15 @@ def test_a_reader_that_is_left_ends_its_thread():
     wait_for(lambda: threading.active_count() <= before)
 
 
+def test_an_utterance_fits_whispers_window():
+    wave = read_audio(asset("sample", "german.flac")).repeat(4)[: 7 * RATE]
+    checkpoint = load("whisper-mini")  # 6 s
+    decode = options_for(checkpoint, {"language": "de", "temperature": 0.0, "no_speech_threshold": None})
+    _, finals, _ = lines(pcm(wave), checkpoint, threshold=0.0, step=5.0, decode=decode)
+    assert len(finals) == 2
+    assert max(final.end - final.start for final in finals) <= 6
+
+
 @pytest.mark.parametrize("language", ["de", None])
 def test_whispers_finals_are_its_transcript(language):
     wave, checkpoint = sound(3), whispers()[1]

@@ -29,8 +29,8 @@ from multimodal.weights.folder import Checkpoint
 
 
 class WhisperRecognizer:
-    """Decodes the utterance, of 30 s at most: greedily for a partial line, as the options say for the final one. Its
-    only word is as long as the utterance, and without a given language it is detected each time."""
+    """Decodes the utterance, of a window at most: greedily for a partial line, as the options say for the final one.
+    Its only word is as long as the utterance, and without a given language it is detected each time."""
 
     def __init__(self, checkpoint: Checkpoint, options: WhisperOptions):
         self.checkpoint, self.options = checkpoint, options.replace(without_timestamps=True)
