@@ -326,12 +326,14 @@ def _checkpoint(options: Namespace) -> "Checkpoint":
 def api_options(given: Mapping[str, Any], checkpoint: "Checkpoint") -> dict[str, Any]:
     """Options of `multimodal.transcribe`: what was given, and this command's own defaults. Raises UsageError for a flag
     that needs times of words, with a model that does not give them."""
+    from multimodal.tasks.encode.search_defaults import search_defaults
     from multimodal.tasks.transcribe.conformer.text_decoder import check_words
+    from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 
     chosen = {name: value for name, value in given.items() if name not in COMMAND_ONLY}
     whisper, card = checkpoint.kind == "speech_to_text", checkpoint.card.get("transcribe")
     if whisper:  # openai-whisper's command has other defaults than its function
-        own = card if isinstance(card, Mapping) else {}
+        own = search_defaults(checkpoint, card if isinstance(card, Mapping) else {}, SpeechDecodingOptions)
         chosen = {name: 5 for name in ("beam_size", "best_of") if name not in own} | chosen
     if "temperature" in given or "temperature_increment_on_fallback" in given:
         step = given.get("temperature_increment_on_fallback", 0.2 if whisper else None)
