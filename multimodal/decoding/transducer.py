@@ -81,10 +81,11 @@ class _Text(NamedTuple):
 
 @torch.inference_mode()
 def transducer_beam(
-    model: Transducer, frames: Float[Tensor, "T J"], size: int, fuse: Fuse | None = None
+    model: Transducer, frames: Float[Tensor, "T J"], size: int, fuse: Fuse | None = None, end: int | None = None
 ) -> TransducerPath:  # fmt: skip
-    """The best text of a beam of `size` at each frame, whose alignments are summed. `most_symbols` tokens may be added
-    to the longest text of a frame. A blank of duration 0 has no place in an alignment (Xu et al. 2023, section 3)."""
+    """The best text of a beam of `size` at each frame, whose alignments are summed. `end`: token by which `fuse` scores
+    the end of a text, and with it the last word. `most_symbols` tokens may be added to the longest text of a frame. A
+    blank of duration 0 has no place in an alignment (Xu et al. 2023, section 3)."""
     predicted, added = _Predictions(model, frames), _Added(fuse)
     waiting: list[dict[Ids, _Text]] = [{} for _ in range(len(frames) + 1)]
     waiting[0][()] = _Text((), 0.0, 0.0)
@@ -110,7 +111,8 @@ def transducer_beam(
                     _add(waiting[target] if step else here, made)
                     if step:
                         left.append(made.score)
-    best = max(waiting[-1].values(), key=lambda one: one.score)
+    ended = lambda one: one.score + (0.0 if end is None else added(one.ids, end))
+    best = max(waiting[-1].values(), key=ended)
     return TransducerPath(list(best.ids), list(best.spans), list(best.probabilities), best.logprob)
 
 

@@ -126,8 +126,7 @@ def text_logprob(model, frames, text):
     """log p(text), by the forward variables of Graves 2012 (equation 16) and Xu et al. 2023 (equation 4), written
     plainly: the reference of this test."""
     count, made = len(frames), model.predict(torch.tensor([[2, *text]]))[0][0]
-    steps = model.config.durations
-    alpha = {(0, 0): 1.0}
+    steps, alpha = model.config.durations, {(0, 0): 1.0}
     for at in range(count):
         for u in range(len(text) + 1):
             reached = alpha.get((at, u), 0.0)
@@ -155,7 +154,8 @@ def test_beam_finds_the_likeliest_text_and_its_probability(durations):
     # a language model that wants another text wins
     wanted = max((text for text in texts if text and text != best), key=expected.get)
     fuse = lambda ids: torch.tensor([5.0 if wanted[: len(ids) + 1] == (*ids, i) else -5.0 for i in range(2)])
-    assert tuple(transducer_beam(model, frames, 60, fuse).ids) == wanted
+    end = lambda ids: torch.tensor([0.0, 0.0, 9.0 * (ids == wanted)])  # one that knows it by its end alone
+    assert [tuple(transducer_beam(model, frames, 60, *own).ids) for own in ((fuse,), (end, 2))] == [wanted] * 2
 
 
 # encoder: layers, width, heads, bands; conv and feed-forward biases; scale; vocabulary; durations

@@ -117,12 +117,13 @@ def decode_frames(
 def _by_transducer(
     model: Transducer, encoded: Sequence[Float[Tensor, "_ D"]], checkpoint: Checkpoint, options: SpeechDecodingOptions
 ) -> list[WindowTranscript]:
-    options, fuse = with_language_model(checkpoint, options), None
+    options, fuse, end = with_language_model(checkpoint, options), None, None
     if options.lm is not None:
         device = next(model.parameters()).device
+        end = search_tokenizer(checkpoint).eos_id
         fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts, device)
     beams = options.beam_size or (5 if fuse is not None else 1)
-    return decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse)
+    return decode_all(model, encoded, tokenizer_of(checkpoint), beams, fuse, end)
 
 
 Options = TypeVar("Options", bound=SpeechDecodingOptions)

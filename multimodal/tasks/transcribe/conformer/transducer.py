@@ -36,12 +36,13 @@ def transducer_words(path: TransducerPath, tokenizer: Tokenizer, frame_seconds: 
 
 
 def decode_all(
-    model: Transducer, encoded: Sequence[Float[Tensor, "_ J"]], tokenizer: Tokenizer, beams: int, fuse: Fuse | None
-) -> list[WindowTranscript]:
-    """Transcripts of the windows."""
+    model: Transducer, encoded: Sequence[Float[Tensor, "_ J"]], tokenizer: Tokenizer, beams: int, fuse: Fuse | None,
+    end: int | None,
+) -> list[WindowTranscript]:  # fmt: skip
+    """Transcripts of the windows. `end`: see `transducer_beam`."""
     seconds, made = model.config.encoder.seconds, []
     for frames in encoded:
-        path = transducer_greedy(model, frames) if beams == 1 else transducer_beam(model, frames, beams, fuse)
+        path = transducer_greedy(model, frames) if beams == 1 else transducer_beam(model, frames, beams, fuse, end)
         score = path.logprob / (len(path.ids) + 1)
         words, empty = transducer_words(path, tokenizer, seconds), no_text_probability(model, frames)
         made.append(WindowTranscript(path.ids, words, score, empty))
