@@ -51,6 +51,7 @@ from multimodal.train.objectives.multitask import (
     collate,
     letters_of,
 )
+from multimodal.weights.card import inherited
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
@@ -135,6 +136,9 @@ class WhisperValidation:
         if not fitting:
             raise DataError(f"holds no recording of {len(data)} that fits {window / 100:g} s", argument="valid")
         languages = sorted({data.clips[i].language for i in fitting})
+        if unknown := sorted(set(languages) - set(tokenizer.languages)):
+            known = ", ".join(tokenizer.languages)
+            raise DataError(f"names the language {unknown[0]!r}, not one of the model's ({known})", argument="valid")
         self.sets = {code: [i for i in fitting if data.clips[i].language == code][:most] for code in languages}
         self.data, self.tokenizer, self.window, self.examples = data, tokenizer, window, []
 
@@ -174,11 +178,12 @@ def main(s: WhisperRun) -> None:
         sum(length > window for length in data.lengths), tokenizer.vocab_size,
     )  # fmt: skip
     plan = curriculum(s.curriculum, data.lengths, [clip.language for clip in data.clips], s.loop.seed)
-    prepare = PrepareWindow(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused)
+    prepare = PrepareWindow(tokenizer, alphabet, BANDS, translated=s.translated, confused=s.confused,
+                            context=initial.model.config.decoder.context)  # fmt: skip
     loader = s.loop.loader(data, plan, prepare, collate)
     scores = WhisperValidation(held_out, tokenizer, window, s.most_valid)
     trained = Loop(s.loop, Multitask(model), loader, scores, Checkpoint(model, tokenizer)).fit()
-    checkpoint = Checkpoint(trained.speech, tokenizer, card=read_json(s.card) if s.card else {})
+    checkpoint = Checkpoint(trained.speech, tokenizer, card=read_json(s.card) if s.card else inherited(initial.card))
     finish(s, checkpoint, [*s.train, *s.valid], scores.examples, store="float16")
 
 

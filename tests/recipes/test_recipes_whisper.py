@@ -200,6 +200,11 @@ def test_previous_text_is_heard_but_not_scored(clips, tokenizer):
     assert letters == spelled(clips.clips[0].text)
 
 
+def test_a_text_that_the_decoder_cannot_hold_is_a_broken_item(clips, tokenizer):
+    with pytest.raises(DataError, match=r"^\d+ tokens, more than the 5 of the model's context$"):
+        PrepareWindow(tokenizer, "", 80, context=5)(clips.read(WindowSample((0,), 128)), generator(0))
+
+
 def test_confused_tokens_are_read_but_never_wanted(clips, tokenizer):
     item = clips.read(WindowSample((0,), 128))
     plain, confused = (
@@ -277,9 +282,10 @@ def test_curriculum_starts_short_and_holds_its_budget(clips):
 
 def test_manifest_without_language_is_refused_by_name(tmp_path):
     path = tmp_path / "data.jsonl"
-    path.write_text('{"audio_filepath": "a.wav", "text": "a"}\n')
-    with pytest.raises(DataError, match="language"):
-        read_clips(path)
+    for more, fault in (("", "no language"), (', "language": "de", "translation": 5', r"not a string \(5\)")):
+        path.write_text(f'{{"audio_filepath": "a.wav", "text": "a"{more}}}\n')
+        with pytest.raises(DataError, match=fault):
+            read_clips(path)
     path.write_text("")
     with pytest.raises(DataError, match="0 found"):
         read_clips(path)
@@ -289,9 +295,7 @@ def test_a_broken_recording_is_left_out_with_its_text(tmp_path, monkeypatch, cap
     sounds = [(300, "tief"), (2500, "hoch"), (300, "noch tief")]
     for number, (pitch, _) in enumerate(sounds):
         with wave.open(str(tmp_path / f"{number}.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(16000)
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
             file.writeframes((9000 * np.sin(np.arange(8000) * pitch * 2 * np.pi / 16000)).astype("<i2").tobytes())
     (tmp_path / "1.wav").write_bytes(b"RIFF")
     rows = [{"audio_filepath": f"{i}.wav", "text": text, "language": "de"} for i, (_, text) in enumerate(sounds)]
@@ -315,17 +319,8 @@ def test_a_broken_recording_is_left_out_with_its_text(tmp_path, monkeypatch, cap
 def flags(manifests: list[Path], folder: Path, steps: int) -> list[str]:
     names = [str(path) for path in manifests]
     sizes = {"steps": steps, "vocabulary": 280, "width": 32, "heads": 2, "layers": 1, "words": 1, "window": 200}
-    order = {
-        "short": 100,
-        "budget": 800,
-        "epoch": 16,
-        "noise": 0.13,
-        "warmup": 5,
-        "rate": 0.01,
-        "average": 0.9,
-        "most_valid": 4,
-    }
-    every = {"evaluate_every": 1000, "save_every": 1000, "log_every": 10}
+    order = {"short": 100, "budget": 800, "epoch": 16, "noise": 0.13, "warmup": 5, "rate": 0.01, "average": 0.9}
+    every = {"evaluate_every": 1000, "save_every": 1000, "log_every": 10, "most_valid": 4}
     numbers = [part for name, value in (sizes | order | every).items() for part in (f"--{name}", str(value))]
     files = ["--run", str(folder / "run"), "--out", str(folder / "model")]
     return ["--train", *names, "--valid", *names, *files, *numbers]
@@ -341,7 +336,8 @@ def test_recipe_learns_saves_and_the_model_transcribes(manifests, tmp_path, monk
         return found
 
     monkeypatch.setattr(recipe.Multitask, "backward", watched)
-    recipe.start(recipe.main, flags(manifests, tmp_path, 40))
+    (tmp_path / "card.json").write_text('{"name": "first", "transcribe": {"vad_filter": true}}')
+    recipe.start(recipe.main, [*flags(manifests, tmp_path, 40), "--card", str(tmp_path / "card.json")])
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     assert 8 < first < 25, first
     assert last < 0.5 * first, (first, last)
@@ -349,7 +345,7 @@ def test_recipe_learns_saves_and_the_model_transcribes(manifests, tmp_path, monk
     assert isinstance(checkpoint.tokenizer, SmallWhisperTokenizer)
     assert checkpoint.model.config.encoder.context == 100
     sound = torch.sin(torch.arange(40000) * 0.1)  # 2.5 s: two windows
-    found = transcribe(sound, checkpoint, temperature=0.0, no_speech_threshold=None)
+    found = transcribe(sound, checkpoint, temperature=0.0, no_speech_threshold=None, vad_filter=False)
     assert found["language"] in ("de", "en")
     assert all(s["end"] <= 3.5 for s in found["segments"])
     more = [*flags(manifests, tmp_path / "more", 1), "--init", str(tmp_path / "model")]
@@ -357,6 +353,7 @@ def test_recipe_learns_saves_and_the_model_transcribes(manifests, tmp_path, monk
     begun = load_folder(tmp_path / "more" / "model")
     assert begun.model.config == checkpoint.model.config  # not the flags'
     assert begun.tokenizer.ranks == checkpoint.tokenizer.ranks
+    assert begun.card["transcribe"] == {"vad_filter": True}
     german, english = (evaluate_windows(checkpoint, str(path)) for path in manifests)
     assert german["utterances"] == english["utterances"] == 8
     assert german["bleu"] >= 0
@@ -380,6 +377,9 @@ def test_loader_makes_the_same_batch_for_a_step_wherever_it_starts(clips, tokeni
 def test_validation_without_a_clip_that_fits_is_refused(clips, tokenizer, load_recipe):
     with pytest.raises(DataError, match=r"^valid holds no recording of \d+ that fits 0\.1 s$"):
         load_recipe("train_whisper").WhisperValidation(clips, tokenizer, 10, 4)
+    english = SmallWhisperTokenizer.train([" low"], 260, ["en"], 101)
+    with pytest.raises(DataError, match=r"^valid names the language 'de', not one of the model's \(en\)$"):
+        load_recipe("train_whisper").WhisperValidation(clips, english, 200, 4)
 
 
 @pytest.mark.parametrize(("flag", "fault"), [

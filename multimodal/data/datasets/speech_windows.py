@@ -72,10 +72,13 @@ def read_clips(
     for key in range(len(source)):
         row = source.row(key)
         spoken = row.fields.get("language", language)
+        english = row.fields.get("translation")
         fault = row.fault or ("" if row.texts else "no text") or ("" if isinstance(spoken, str) else "no language")
+        if not fault and not isinstance(english, str | None):
+            fault = f"a translation is not a string ({english!r:.40})"
         if fault:
             raise DataError(f"{row.place}: {fault}")
-        clips.append(SpeechExample(source, key, row.texts[0], spoken, row.fields.get("translation")))
+        clips.append(SpeechExample(source, key, row.texts[0], spoken, english))
     return clips
 
 

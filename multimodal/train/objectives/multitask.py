@@ -6,6 +6,7 @@
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from multimodal.data.batching import Pinnable, pad_rows, pad_text, stacked_batch
 from multimodal.data.datasets.speech_windows import NOISES, WindowFrames, noise
 from multimodal.data.datasets.text import IGNORED
+from multimodal.errors import DataError
 from multimodal.models.whisper import Whisper
 from multimodal.tokens.audio.log_mel import HOP, log_mel, spec_augment
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
@@ -104,7 +106,8 @@ def spelled(text: str) -> str:
 class PrepareWindow:
     """Builds a training window: places the clips, augments them and encodes the rows. Shares: `timestamps` of the rows
     with times; `translated` of the translatable windows with a second row in English; `confused` of the decoder's input
-    tokens replaced by random ones, so that it cannot rely on memorized sentences."""
+    tokens replaced by random ones, so that it cannot rely on memorized sentences. Raises DataError for rows of more
+    than `context` tokens."""
 
     tokenizer: WhisperTokenizer
     alphabet: str
@@ -113,6 +116,7 @@ class PrepareWindow:
     timestamps: float = 0.5
     translated: float = 1.0
     confused: float = 0.0
+    context: int = sys.maxsize
 
     def __call__(self, item: WindowFrames, chance: torch.Generator) -> TrainingWindow:
         if not item.clips:
@@ -129,6 +133,8 @@ class PrepareWindow:
         if translating and not cut and all(clip.translation for clip in item.clips):
             english = [s._replace(text=c.translation) for s, c in zip(segments, item.clips, strict=True)]
             rows.append(speech_row(self.tokenizer, english, language, "translate", stamped))
+        if (size := max(len(row.ids) for row in rows) - 1) > self.context:
+            raise DataError(f"{size} tokens, more than the {self.context} of the model's context")
         rows = [self._confused(row, chance) for row in rows]
         whole = " ".join(s.text for s in segments if s.end is not None)
         letters = [] if cut else [self.alphabet.find(c) + 1 for c in spelled(whole)]
