@@ -27,7 +27,8 @@ class LiveRecording:
         self.checkpoint, self.lane, self.give = checkpoint, lane, give
         self.options = live_options(checkpoint, options)
         self.waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: commit; b"": the end
-        self.ahead, self.closed, self.gone = 0, False, False
+        self.come = self.taken = 0  # bytes; each written by one thread
+        self.closed, self.gone = False, False
         self.half, self.rest = b"", b""  # of a sample, until its other byte comes; samples not yet read
         self.offset = 0.0  # seconds before the current session
         self.thread = threading.Thread(target=self._follow, daemon=True)
@@ -37,10 +38,10 @@ class LiveRecording:
         """Raises AudioError for a client that sends faster than the model hears."""
         samples, second = self.half + samples, 2 * self.options.rate
         whole, most = len(samples) // 2 * 2, min(MOST_AHEAD * second, MOST_BYTES)
-        if self.ahead + whole > most:
+        if self.come - self.taken + whole > most:
             raise AudioError(f"more than {most / second:.3g} seconds of sound wait")
         self.half = samples[whole:]
-        self.ahead += whole
+        self.come += whole
         if whole:
             self.waiting.put(samples[:whole])
 
@@ -61,7 +62,7 @@ class LiveRecording:
         if not self.rest:
             samples = self.waiting.get()
             self.closed, self.rest = samples == b"", samples or b""
-            self.ahead -= len(self.rest)
+            self.taken += len(self.rest)
         return bool(self.rest)
 
     def _read(self, size: int) -> bytes:
