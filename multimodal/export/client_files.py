@@ -20,7 +20,10 @@ from multimodal.models.whisper import Whisper
 from multimodal.tasks.classify.classifier import templates_of
 from multimodal.tasks.classify.head import head_labels, head_scores
 from multimodal.tasks.encode.prompts import prompts_of
+from multimodal.tasks.encode.search_defaults import search_defaults
 from multimodal.tasks.text.generate import end_ids
+from multimodal.tasks.text.options import GenerateOptions
+from multimodal.tasks.transcribe.options import options_for
 from multimodal.tasks.transcribe.whisper.decode import model_and_tokenizer
 from multimodal.tokens.audio.log_mel import (
     BANK_FFT,
@@ -55,6 +58,7 @@ def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     else:
         client, settings = "texts", settings | _text_settings(checkpoint)
         continues = isinstance(model, TextTransformer) and "ends" in settings
+        continues = continues and not search_defaults(checkpoint, {}, GenerateOptions)  # the client is greedy
         usable = pipeline is not None and (continues or "audio" in settings)
     if not usable:
         return settings
@@ -153,15 +157,17 @@ def _bank(bands: int) -> dict[str, Any]:
 
 def _whisper_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """See `log_mel.log_mel`; a transcript without timestamps, in the card's language, or else in English."""
-    model, tokenizer = model_and_tokenizer(checkpoint)
+    (model, tokenizer), own = model_and_tokenizer(checkpoint), options_for(checkpoint, {})
     frames = 2 * model.config.encoder.context
-    own = checkpoint.card.get("language") or ("en" if "en" in tokenizer.languages else tokenizer.languages[0])
-    prompt = tokenizer.sot_sequence(own if tokenizer.multilingual else None, timestamps=False)
+    spoken = own.language or checkpoint.card.get("language")
+    spoken = spoken or ("en" if "en" in tokenizer.languages else tokenizer.languages[0])
+    prompt = tokenizer.sot_sequence(spoken if tokenizer.multilingual else None, own.task, timestamps=False)
     languages = dict(zip(tokenizer.languages, tokenizer.language_tokens, strict=True)) if tokenizer.multilingual else {}
     return {
         "audio": {"bands": model.config.encoder.bands, "samples": frames * HOP, "edge": WINDOW // 2, "frames": frames,
                   "fft": WINDOW, "floor": 1e-10, "range": 8 * TEN, "mean": -4 * TEN, "scale": 4 * TEN},
         "prompt": list(prompt), "languages": languages, "ends": [tokenizer.eot],
-        "never": tokenizer.suppressed_tokens(), "never_first": [*tokenizer.encode(" "), tokenizer.eot],
+        "never": tokenizer.suppressed_tokens(own.suppress_tokens),
+        "never_first": [*tokenizer.encode(" "), tokenizer.eot] if own.suppress_blank else [],
         "context": model.config.decoder.context,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from multimodal.export.place import check_installed, check_place, export_folder
 from multimodal.export.refusals import check_kind
 from multimodal.models.whisper import Whisper
 from multimodal.system import memory
+from multimodal.weights.conventions import GIVEN
 from multimodal.weights.files.own_parts import PARTS, save_parts
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -55,6 +56,8 @@ def _hf(checkpoint: Checkpoint, target: Path, options: ExportOptions, record: di
     with export_folder(target, record, options.overwrite) as folder:
         if parts[2] is None or (parts[2] / PARTS).is_dir():  # also of an earlier export
             save_parts(folder, checkpoint.tokenizer, checkpoint.preprocessing)
+        elif GIVEN in checkpoint.card:
+            save_parts(folder, None, checkpoint.preprocessing)
         if left := write_folder(checkpoint, parts, folder, options.store):
             warnings.warn(f"{target}: transformers has no such {' and '.join(left)}, left out", stacklevel=3)
     return record

@@ -81,12 +81,12 @@ class SpeechRecognition(nn.Module):
 
 
 class TextEncoding(nn.Module):
-    """States of texts, the outputs of the heads that the model has, and with `pooling` one vector of each text. Rows
-    are padded on the right."""
+    """States of texts, the outputs of the heads that the model has, and with `pooling` one vector of each text, of
+    length 1 with `normalize`. Rows are padded on the right."""
 
-    def __init__(self, model: TextTransformer, pooling: str | None = None):
+    def __init__(self, model: TextTransformer, pooling: str | None = None, normalize: bool = False):
         super().__init__()
-        self.model, self.pooling, config = model, pooling, model.config
+        self.model, self.pooling, self.normalize, config = model, pooling, normalize, model.config
         heads = {"pooled": config.pool and not config.classes, "words": config.tied is not None,
                  "classes": config.classes, "tags": config.tags, "replaced": config.detect, "starts": config.spans,
                  "ends": config.spans, "sentence_embedding": pooling}  # fmt: skip
@@ -118,7 +118,7 @@ class TextEncoding(nn.Module):
         return tuple(made[part]() for part in self.parts)
 
     def _vector(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B E"]:
-        """As `multimodal.embed` pools, not yet normalized."""
+        """As `multimodal.embed` pools and scales."""
         kept = valid[..., None]
         kinds = {
             "mean": lambda: torch.where(kept, states, 0).sum(1) / kept.sum(1),
@@ -128,7 +128,8 @@ class TextEncoding(nn.Module):
             "last": lambda: select_positions(states, valid.sum(1) - 1)[:, 0],
         }
         vector = kinds[self.pooling]()
-        return vector if self.model.project is None else self.model.project(vector)
+        vector = vector if self.model.project is None else self.model.project(vector)
+        return F.normalize(vector, dim=-1) if self.normalize else vector
 
 
 class SourceEncoding(nn.Module):

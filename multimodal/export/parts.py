@@ -94,7 +94,7 @@ def text(checkpoint: Checkpoint) -> list[Graph]:
     model = checkpoint.model
     if model.config.causal and "pooling" not in checkpoint.card:
         return [_decoder("model", model)]
-    module = TextEncoding(model, checkpoint.card.get("pooling"))
+    module = TextEncoding(model, checkpoint.card.get("pooling"), bool(checkpoint.card.get("normalize")))
     shape = (ROWS, SOURCE)
     inputs = {"input_ids": torch.zeros(shape, dtype=torch.long), "attention_mask": valid_of(shape)}
     if model.config.segments > 1:  # RoBERTa has one, which needs no ids

@@ -25,6 +25,7 @@ CONVENTIONS = {
     "siglip": ("squash", HALF, HALF, 1.0),  # both edges at once: OpenCLIP's and transformers' SigLIP
 }
 NAMES = ", ".join(CONVENTIONS)
+GIVEN = "preprocessing_from"  # of a card: a caller gave the preprocessing
 # files and repositories whose weights OpenCLIP's registry (open_clip/pretrained.py) marks with quick_gelu
 USUAL = ("model", "open_clip_model", "open_clip_pytorch_model", "pytorch_model")  # the folder's name counts instead
 QUICK = re.compile(r"openai|quick_?gelu|metaclip", re.IGNORECASE)
@@ -48,7 +49,7 @@ def with_preprocessing(checkpoint: Checkpoint, preprocessing: str | Path | Prepr
         warnings.warn(f"{where}: size {record.size}, but the model was trained with {tower.image}", stacklevel=3)
     if checkpoint.preprocessing not in (None, record):
         warnings.warn(f"{where}: replaces that of {checkpoint.source}", stacklevel=3)
-    card = checkpoint.card | {"preprocessing_from": f"{where}: not stated by the checkpoint"}
+    card = checkpoint.card | {GIVEN: f"{where}: not stated by the checkpoint"}
     return replace(checkpoint, preprocessing=record, card=card)
 
 

@@ -9,6 +9,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
 from multimodal.tasks.text.generate import end_ids
+from multimodal.tasks.transcribe.options import options_for
 from multimodal.tokens.audio.log_mel import HOP, RATE, WINDOW
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.tokens.text.bytepair import SPECIALS, BytePairTokenizer
@@ -59,8 +60,10 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
         return _write_pieces(checkpoint, folder)
     names = control_names(tokenizer)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    strips = {name: dict.fromkeys(flags, True) for name, flags in getattr(tokenizer, "strips", {}).items()}
     mask = {"lstrip": tokenizer.mask_lstrip}
-    added = [{"id": i, "content": name} | plain | (mask if i == tokenizer.mask_id else {}) for name, i in names.items()]
+    added = [{"id": i, "content": name} | plain | strips.get(name, {}) | (mask if i == tokenizer.mask_id else {})
+             for name, i in names.items()]  # fmt: skip
     added += [token for token in pipeline.get("added_tokens") or [] if not token["special"]]
     added.sort(key=lambda token: token["id"])
     causal = isinstance(checkpoint.model, TextTransformer) and checkpoint.model.config.causal
@@ -124,14 +127,18 @@ def write_generation(checkpoint: Checkpoint, config: dict[str, Any], folder: Pat
     made = {name: config[name] for name in names if config.get(name) is not None}
     if isinstance(checkpoint.model, EncoderDecoder):  # or else it ends after 20 tokens
         made["max_length"] = _context(checkpoint)
+    made = _searching(made, checkpoint) | {"eos_token_id": end_ids(checkpoint)}
+    write_json(folder / "generation_config.json", made)
+
+
+def _searching(made: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """The record of a generation_config.json with the search that the card asks for."""
     asked = checkpoint.card.get("generation") or {}
     own = {name: value for name, value in asked.items() if name in SEARCH and name != "num_beam_groups"}
     beams, texts = own.get("num_beams", 1), own.get("num_return_sequences", 1)
     if not type(beams) is type(texts) is int or texts > beams:  # which `generate` refuses
         own.pop("num_return_sequences", None)
-    if "max_new_tokens" in own:
-        made.pop("max_length", None)
-    write_json(folder / "generation_config.json", made | own | {"eos_token_id": end_ids(checkpoint)})
+    return {name: value for name, value in made.items() if name != "max_length" or "max_new_tokens" not in own} | own
 
 
 def _context(checkpoint: Checkpoint) -> int:
@@ -225,7 +232,7 @@ def image_processor(record: Preprocessing, kind: str) -> dict[str, Any] | None:
 
 
 def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
-    """Features of the sound, and what `generate` needs of the vocabulary."""
+    """Features of the sound, and what `generate` needs of the vocabulary and the card's options."""
     model: Whisper = checkpoint.model
     frames = 2 * model.config.encoder.context
     write_json(folder / "preprocessor_config.json", {
@@ -237,20 +244,25 @@ def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
     t = checkpoint.tokenizer
     if not isinstance(t, WhisperTokenizer):
         return
+    own = options_for(checkpoint, {})
+    latest = own.max_initial_timestamp
     record = {
         "bos_token_id": t.eot, "eos_token_id": t.eot, "pad_token_id": t.eot, "decoder_start_token_id": t.sot,
         "no_timestamps_token_id": t.no_timestamps, "is_multilingual": t.multilingual,
-        "suppress_tokens": t.suppressed_tokens(), "begin_suppress_tokens": [*t.encode(" "), t.eot],
+        "suppress_tokens": t.suppressed_tokens(own.suppress_tokens),
+        "begin_suppress_tokens": [*t.encode(" "), t.eot] if own.suppress_blank else [],
         "max_length": model.config.decoder.context,
-        "prev_sot_token_id": t.sot_prev, "return_timestamps": False, "max_initial_timestamp_index": 50,
+        "prev_sot_token_id": t.sot_prev, "return_timestamps": False,
+        "max_initial_timestamp_index": round(latest / t.SECONDS_PER_TIMESTAMP) if latest else None,
     }  # fmt: skip
     if t.multilingual:
         languages = zip(t.languages, t.language_tokens, strict=True)
         record |= {
             "lang_to_id": {f"<|{code}|>": i for code, i in languages},
             "task_to_id": {"transcribe": t.transcribe, "translate": t.translate},
-            "task": "transcribe",
+            "task": own.task,
         }  # or else no task follows a language that was detected
+        record |= {"language": own.language} if own.language else {}
     if heads := checkpoint.card.get("alignment_heads"):
         record["alignment_heads"] = [list(pair) for pair in heads]
-    write_json(folder / "generation_config.json", record)
+    write_json(folder / "generation_config.json", _searching(record, checkpoint))

@@ -19,6 +19,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
 from multimodal.system.files import inside, optional_json
+from multimodal.weights.conventions import GIVEN
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.files.stored import to_stored
 from multimodal.weights.folder import Checkpoint
@@ -68,6 +69,8 @@ def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Stor
             if (path := source / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
+        if GIVEN in checkpoint.card:  # in place of the folder's
+            left = _write_images(checkpoint, config, folder)
     else:
         config = _completed(config, checkpoint)
         left = _write_beside(checkpoint, config, folder)
@@ -111,13 +114,7 @@ def _completed(config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]
 
 def _write_beside(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> list[str]:
     """Write preprocessing, tokenizer and generation; return the names of those that transformers lacks."""
-    left = []
-    if checkpoint.preprocessing is not None:
-        record = image_processor(checkpoint.preprocessing, config["model_type"])
-        if record is None:
-            left.append("preprocessing")
-        else:
-            write_json(folder / "preprocessor_config.json", record)
+    left = [] if checkpoint.preprocessing is None else _write_images(checkpoint, config, folder)
     if checkpoint.tokenizer is not None and not write_tokenizer(checkpoint, folder):
         left.append("tokenizer")
     if "pooling" in checkpoint.card and checkpoint.tokenizer is not None:
@@ -127,3 +124,16 @@ def _write_beside(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) 
     elif checkpoint.tokenizer is not None and config["architectures"][0].endswith(GENERATING):
         write_generation(checkpoint, config, folder)
     return left
+
+
+def _write_images(checkpoint: Checkpoint, config: dict[str, Any], folder: Path) -> list[str]:
+    """Write the image processor, in place of a copied one; return its name if transformers lacks it."""
+    record = image_processor(checkpoint.preprocessing, config["model_type"])
+    own, both = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if "image_processor" in (held := optional_json(both)):  # which goes before the other file
+        write_json(both, {name: part for name, part in held.items() if name != "image_processor"})
+    if record is None:
+        own.unlink(missing_ok=True)
+        return ["preprocessing"]
+    write_json(own, record)
+    return []

@@ -214,10 +214,13 @@ class WhisperTokenizer(_TiktokenTokenizer):
                     first.add(ids[0])
         return tuple(sorted(first))
 
-    def suppressed_tokens(self) -> list[int]:
-        """Ids that released models never write: `non_speech_tokens` and the control tokens of a prompt."""
+    def suppressed_tokens(self, listed: Sequence[int] | None = (-1,)) -> list[int]:
+        """Ids that are never written: the `listed`, of which -1 stands for `non_speech_tokens`, and the control tokens
+        of a prompt. As in openai-whisper, an empty list allows even these."""
+        if not listed:
+            return []
         own = (self.transcribe, self.translate, self.sot, self.sot_prev, self.sot_lm, self.no_speech)
-        return sorted({*self.non_speech_tokens(), *own})
+        return sorted({*(i for i in listed if i >= 0), *(self.non_speech_tokens() if -1 in listed else ()), *own})
 
     def save(self, folder: Path | str) -> None:
         record = {"kind": "whisper", "multilingual": self.multilingual, "languages": len(self.languages)}

@@ -1,5 +1,7 @@
 """Graph modules beside the models: rows padded on the left, tokens one by one, whatever the model's kind."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
+from tests.helpers import tiny_checkpoints
 from tests.helpers.references import encoders, speech
 from tests.helpers.tiny import ALL, made
 
@@ -90,6 +93,21 @@ def test_an_encoder_has_the_inputs_and_outputs_of_transformers(name):
     for key, value in found.items():
         kept = inputs["attention_mask"].bool() if 1 in graph.axes[key] else ...
         assert torch.allclose(value[kept], wanted[key][kept], atol=1e-5), key
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalize", [True, False])
+def test_vectors_of_texts_have_the_length_of_the_card(normalize):
+    (graph,) = graphs_of(Checkpoint(made("text-encoder"), card={"pooling": "mean", "normalize": normalize}))
+    vectors = dict(zip(graph.outputs, graph.module(IDS, VALID.flip(1)), strict=True))["sentence_embedding"]
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(2)) is normalize
+
+
+@pytest.mark.parametrize(("search", "client"), [({}, "client.py"), ({"repetition_penalty": 1.5}, None)])
+def test_a_search_that_the_client_lacks_leaves_it_out(search, client, tmp_path):
+    source = replace(tiny_checkpoints.checkpoint("llama"), card={"generation": search})
+    assert write_client(source, tmp_path).get("client") == client
+    assert (tmp_path / "client.py").exists() is (client is not None)
 
 
 @pytest.mark.parametrize(("name", "cause"), REFUSED.items())

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -116,6 +117,21 @@ def test_a_folder_of_transformers_keeps_its_files(hf_folder, tmp_path):
     assert load(tmp_path / "out").model.config == load(hf_folder).model.config
     held = {path.name for path in (tmp_path / "out").iterdir()}
     assert held >= {path.name for path in source.iterdir()}
+
+
+def test_given_preprocessing_takes_the_place_of_a_folders(tmp_path):
+    from transformers import AutoImageProcessor, ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    ViTForImageClassification(ViTConfig(**sizes, image_size=32)).save_pretrained(tmp_path / "hf")
+    for _ in range(2):  # without an image processor, then with one
+        export(tmp_path / "hf", tmp_path / "out", to="hf", preprocessing="imagenet", overwrite=True)
+        made, own = AutoImageProcessor.from_pretrained(tmp_path / "out"), load(tmp_path / "out").preprocessing
+        assert (tuple(made.image_mean), made.size["shortest_edge"]) == (own.mean, 36)
+        assert (own.crop, own.offset) == (0.875, "round")
+        processor = ViTImageProcessor(size={"height": 32, "width": 32}).to_dict()
+        (tmp_path / "hf" / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+        warnings.filterwarnings("ignore", "preprocessing imagenet: replaces that of")
 
 
 def test_an_export_keeps_our_tokenizer_when_it_is_exported_in_place(tmp_path):
@@ -305,6 +321,16 @@ def test_a_translator_translates_there_as_the_guide_says(tmp_path, monkeypatch):
     exec(lines, names := {})
     wanted = multimodal.translate("A dog runs on the beach.", "translator-mini", source="en", target="de", beam_size=1)
     assert names["text"] == wanted == "Ein Hund rennt am Strand."
+
+
+def test_control_tokens_take_blanks_there_too(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = hub_tokenizer(*hub_folder(tmp_path, "phi3"))
+    assert write_tokenizer(Checkpoint(TextTransformer(TEXTS["llama"]), tokenizer), tmp_path)
+    text = "<|user|>\n The cat<|end|> \n"
+    made = PreTrainedTokenizerFast.from_pretrained(tmp_path)(text, add_special_tokens=False)
+    assert made.input_ids == tokenizer.encode_template(text)
 
 
 def test_m2m100s_languages_are_control_tokens_there(tmp_path):

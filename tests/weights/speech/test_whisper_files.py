@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from multimodal.errors import CheckpointError
+from multimodal.export.client_files import write_client
+from multimodal.export.export import export
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
@@ -164,6 +166,27 @@ def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
     for name in ("ggml.bin", "ct2"):
         with pytest.raises(CheckpointError, match=f"{name}: .*: 1 of 51865 tokens are not those of"):
             load(tmp_path / name)
+
+
+def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path):
+    options = {"suppress_blank": False, "max_initial_timestamp": 0.5, "language": "de", "task": "translate"}
+    search = {"num_beams": 3, "length_penalty": 0.7, "no_repeat_ngram_size": 2}
+    for listed, never in (([], []), ([7], [7, 50258, 50358, 50359, 50360, 50361, 50362])):
+        card = {"transcribe": {"suppress_tokens": listed, **options}, "generation": search}
+        source = replace(whispers()[1], card=card)
+        save_folder(source, tmp_path / "own")
+        export(tmp_path / "own", tmp_path / "out", to="hf", overwrite=True)
+        found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+        told = {"suppress_tokens": never, "begin_suppress_tokens": [], "max_initial_timestamp_index": 25,
+                "language": "de", "task": "translate", **search}  # fmt: skip
+        assert {name: found.get(name) for name in told} == told
+        again = load(tmp_path / "out").card
+        assert (again["transcribe"], again["generation"]) == (
+            {"suppress_tokens": never, **options}, {**search, "max_length": DIMS["n_text_ctx"]})  # fmt: skip
+        (tmp_path / "client").mkdir(exist_ok=True)
+        settings = write_client(source, tmp_path / "client")
+        assert settings["prompt"] == [50258, 50261, 50358, 50363]
+        assert (settings["never"], settings["never_first"]) == (never, [])
 
 
 def test_bad_files_are_one_line(state, tmp_path):

@@ -212,10 +212,7 @@ def window_processors(
     chosen = []
     if options.suppress_blank:
         chosen.append(processors.suppress_first([*tokenizer.encode(" "), tokenizer.eot], start))
-    if listed := options.suppress_tokens:  # as in openai-whisper, an empty list allows even the control tokens
-        t = tokenizer
-        never = [token for token in listed if token >= 0] + ([*t.non_speech_tokens()] if -1 in listed else [])
-        never += [t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech]
+    if never := tokenizer.suppressed_tokens(options.suppress_tokens):
         chosen.append(processors.suppress(never))
     if not options.without_timestamps:
         latest = options.max_initial_timestamp
