@@ -104,6 +104,14 @@ def machine(g: argparse._ActionsContainer, batches: type[OptionSet] | None = Non
         add_flags(g, batches, BatchOptions.declared, defaults=True)
 
 
+def model_and_machine(p: Parser, task: str, batches: type[OptionSet] | None = None) -> argparse._ArgumentGroup:
+    """The group of a command with one model, of images with `batches`."""
+    g = p.add_argument_group("model and machine")
+    (model if batches is None else image_model)(g, task)
+    machine(g, batches)
+    return g
+
+
 def compute(g: argparse._ActionsContainer) -> None:
     add_flags(g, MachineOptions, ["device", "threads"], defaults=True)
 

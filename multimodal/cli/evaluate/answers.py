@@ -41,9 +41,7 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p.add_argument_group("answers"), GenerateOptions, (*NAMES, "batch_size"))
     add_option_flags(p.add_argument_group("videos"), VideoOptions)
     output_flags(p)
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "ask")
-    flags.machine(g)
+    flags.model_and_machine(p, "ask")
 
 
 def run(options: Namespace) -> int:

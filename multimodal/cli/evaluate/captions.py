@@ -12,10 +12,10 @@ from multimodal.cli.files import output_file, outputs_of, trust
 from multimodal.cli.loading import choose_device, loaded
 from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
-from multimodal.cli.vision import caption
 from multimodal.data.options import SubsetOptions
 from multimodal.errors import UsageError
 from multimodal.system.options import add_flags as add_option_flags
+from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
 
 if TYPE_CHECKING:
     from multimodal.data.datasets.image_sets import CaptionedImages
@@ -38,7 +38,8 @@ def add_flags(p: Parser) -> None:
     flags.model(g, "caption", lambda options: None if options.predictions is not None else "caption")
     g.add_argument("--predictions", metavar="FILE", help="score these instead: .csv or .jsonl with columns file and "
                    "caption, as multimodal caption --output writes them")  # fmt: skip
-    caption.decoding(p.add_argument_group("decoding (the model's card may set other defaults)"))
+    g = p.add_argument_group("decoding (the model's card may set other defaults)")
+    add_option_flags(g, CaptionOptions)
     g = p.add_argument_group("scores")
     g.add_argument("--clip_model", metavar="MODEL", help="also CLIPScore and RefCLIPScore with this CLIP, such as "
                    "clip-vit-16")  # fmt: skip
@@ -48,7 +49,7 @@ def add_flags(p: Parser) -> None:
     g.add_argument("--report", metavar="FILE", help="write figures, worst and best captions: .md or .html")
     flags.results(g, "table", "json")
     g = p.add_argument_group("machine")
-    flags.machine(g, caption.CaptionBatchOptions)
+    flags.machine(g, CaptionBatchOptions)
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -96,7 +97,6 @@ def _clip(options: Namespace) -> "Checkpoint | None":
 
 
 def _captions(options: Namespace, referenced: "CaptionedImages") -> "tuple[CaptionTexts, dict[str, Any]]":
-    from multimodal.tasks.caption.options import CaptionOptions
     from multimodal.tasks.evaluate.captions import read_captions, write_captions
 
     asked = CaptionOptions.among(vars(options))

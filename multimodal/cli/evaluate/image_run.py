@@ -62,9 +62,7 @@ def result_flags(p: Parser, classes: bool = True) -> None:
 
 
 def machine_flags(p: Parser) -> None:
-    g = p.add_argument_group("model and machine")
-    flags.image_model(g, "classify")
-    flags.machine(g, BatchOptions)
+    g = flags.model_and_machine(p, "classify", BatchOptions)
     flags.native(g)
     g.add_argument("--features_cache", metavar="DIR", help="cache image features, one file per model and set, keyed by "
                    "the sha256 of weights and images")  # fmt: skip

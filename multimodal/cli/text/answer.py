@@ -27,9 +27,7 @@ def add_flags(p: Parser) -> None:
                    "model")  # fmt: skip
     add_option_flags(p, AnswerOptions)
     flags.results(p, "table", "json")
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "answer")
-    flags.machine(g)
+    flags.model_and_machine(p, "answer")
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -41,9 +41,7 @@ def add_flags(p: Parser) -> None:
     g.add_argument("--chat", action="store_true", help="then read further questions from standard input, until its end")
     add_option_flags(p.add_argument_group("answers"), GenerateOptions, NAMES)
     add_option_flags(p.add_argument_group("videos"), VideoOptions)
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "ask")
-    flags.machine(g)
+    flags.model_and_machine(p, "ask")
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -24,9 +24,7 @@ def add_flags(p: Parser) -> None:
                    "[MASK], <mask>; T5's spans are <extra_id_0>, <extra_id_1>, …")  # fmt: skip
     add_option_flags(p, FillMaskOptions)
     flags.results(p, "table", "json")
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "fill-mask")
-    flags.machine(g)
+    flags.model_and_machine(p, "fill-mask")
 
 
 def run(options: Namespace) -> int:

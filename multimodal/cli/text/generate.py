@@ -50,9 +50,7 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--stream", type=boolean, nargs="?", const=True, metavar="BOOL", help="print tokens as they come "
                    "(default: for one text on a terminal)")  # fmt: skip
     _decoding(p.add_argument_group("text"))
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "generate")
-    flags.machine(g)
+    g = flags.model_and_machine(p, "generate")
     add_option_flags(g, GenerateOptions, ["batch_size"])
 
 

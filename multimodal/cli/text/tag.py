@@ -23,9 +23,7 @@ def add_flags(p: Parser) -> None:
     p.add_argument("--file", metavar="FILE", help="one text per line, also of .jsonl or .csv (UTF-8; - for stdin)")
     add_option_flags(p, TagOptions, defaults=True)
     flags.results(p, "table", "json")
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "tag")
-    flags.machine(g)
+    flags.model_and_machine(p, "tag")
 
 
 def check(p: Parser, options: Namespace) -> None:

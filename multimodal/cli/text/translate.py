@@ -43,9 +43,7 @@ def add_flags(p: Parser) -> None:
                    "read; jsonl: with line, score, tokens, finished, cut (default: by the ending of --output, or "
                    "txt)")  # fmt: skip
     add_option_flags(p.add_argument_group("translations"), TranslateOptions)
-    g = p.add_argument_group("model and machine")
-    flags.model(g, "translate")
-    flags.machine(g)
+    flags.model_and_machine(p, "translate")
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -53,11 +53,10 @@ def add_flags(p: Parser) -> None:
     p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; a video is an image for each "
                    "sampled frame")  # fmt: skip
     _output(p.add_argument_group("results"))
-    decoding(p.add_argument_group("captions (the model's card may set other defaults)"))
+    g = p.add_argument_group("captions (the model's card may set other defaults)")
+    add_option_flags(g, CaptionOptions)
     flags.videos(p)
-    g = p.add_argument_group("model and machine")
-    flags.image_model(g, "caption")
-    flags.machine(g, CaptionBatchOptions)
+    flags.model_and_machine(p, "caption", CaptionBatchOptions)
 
 
 def _output(g: argparse._ArgumentGroup) -> None:
@@ -70,10 +69,6 @@ def _output(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--overwrite", action="store_true", help="overwrite --output and existing texts")
     g.add_argument("--regions", metavar="DIR", help="also draw NAME.regions.png: attention for each word of the "
                    "caption")  # fmt: skip
-
-
-def decoding(g: argparse._ArgumentGroup) -> None:
-    add_option_flags(g, CaptionOptions)
 
 
 def check(p: Parser, options: Namespace) -> None:

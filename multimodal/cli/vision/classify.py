@@ -66,9 +66,7 @@ def add_flags(p: Parser) -> None:
     _output(p.add_argument_group("results"))
     _scores(p.add_argument_group("scores"))
     flags.videos(p)
-    g = p.add_argument_group("model and machine")
-    flags.image_model(g, "classify")
-    flags.machine(g, BatchOptions)
+    g = flags.model_and_machine(p, "classify", BatchOptions)
     flags.native(g)
 
 

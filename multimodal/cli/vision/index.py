@@ -40,9 +40,7 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)
     p.add_argument("--overwrite", action="store_true", help="rebuild the index")
     flags.videos(p)
-    g = p.add_argument_group("model and machine")
-    flags.image_model(g, "index")
-    flags.machine(g, BatchOptions)
+    g = flags.model_and_machine(p, "index", BatchOptions)
     flags.native(g)
 
 
