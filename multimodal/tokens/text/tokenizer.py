@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from multimodal.errors import CheckpointError, MultimodalError, TextError
-from multimodal.system.files import read_json, shown, write_whole
+from multimodal.system.files import shown, write_whole
 from multimodal.system.records import checked as checked_value
 
 RECORD = "tokenizer_config.json"
@@ -255,11 +255,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
-
-
-def read_record(folder: Path | str) -> dict[str, Any]:
-    """Read the tokenizer record of a checkpoint folder."""
-    return read_json(Path(folder) / RECORD)
 
 
 def require_keys(record: dict[str, Any], types: dict[str, Any], where: Path) -> None:

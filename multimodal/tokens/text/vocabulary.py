@@ -5,7 +5,7 @@ from typing import Any
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.assets import shipped
-from multimodal.system.files import path_of
+from multimodal.system.files import path_of, read_json
 from multimodal.tokens.text.bytepair import bytepair_from
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.clip import CLIPTokenizer
@@ -14,7 +14,7 @@ from multimodal.tokens.text.hub.recognizers import LetterTokenizer, aggregate_fr
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, sentencepiece_from
 from multimodal.tokens.text.t5 import ByT5Text, t5_from
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, read_record, require_keys
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, require_keys
 from multimodal.tokens.text.translation import pieces_from
 from multimodal.tokens.text.whisper_small import whisper_small_from
 from multimodal.tokens.text.wordpiece import wordpiece_from
@@ -88,7 +88,7 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
         if (own := shipped().get(str(source))) is None:
             raise UsageError(f"{source}: neither a folder, a shipped model nor a vocabulary ({', '.join(_NAMED)})")
         folder = own
-    record = read_record(folder)
+    record = read_json(folder / RECORD)
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:
         raise CheckpointError(f"{folder / RECORD}: kind must be one of {', '.join(_KEYS)} (got {kind!r})")
