@@ -50,9 +50,9 @@ def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     if bool(options.texts) == (options.file is not None):
         p.error("TEXT, --file: name one of them" if options.texts else "names no text (TEXT, --file FILE, or -)")
-    flags.check_ending(p, options)
     check_texts(p, options.texts)
     options.format = options.format or flags.by_ending(options.output, ["jsonl"], "txt") or "txt"
+    flags.check_ending(p, options)
 
 
 def run(options: Namespace) -> int:

@@ -75,9 +75,9 @@ def check(p: Parser, options: Namespace) -> None:
     """Refuse contradictory flags."""
     options.format = options.format or flags.by_ending(options.output, APPENDED, "table")
     if options.output is not None and options.format not in (*APPENDED, "txt-per-image"):
-    flags.check_ending(p, options)
         p.error(f"--output {options.output}: results are appended to csv or jsonl, or written as txt-per-image "
                 f"(--format {options.format or 'csv'})")  # fmt: skip
+    flags.check_ending(p, options)
     if options.overwrite and options.output is None and options.format != "txt-per-image":
         p.error("--overwrite: names no file (--output)")
 

@@ -153,9 +153,9 @@ def _check_output(p: Parser, options: Namespace) -> None:
     options.format = options.format or flags.by_ending(options.output, APPENDED, "table")
     if options.output is not None and not options.images:
         p.error("--output: no images are named")
-    flags.check_ending(p, options)
     if options.output is not None and options.format not in APPENDED:
         p.error(f"--output {options.output}: results are appended to csv or jsonl (--format {options.format or 'csv'})")
+    flags.check_ending(p, options)
 
 
 def run(options: Namespace) -> int:
