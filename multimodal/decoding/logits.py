@@ -108,7 +108,7 @@ def repetition_penalty(penalty: float) -> Replayed:
     """Divide positive logits of tokens in the row by `penalty` and multiply negative ones (Keskar et al. 2019, CTRL,
     section 4.1)."""
 
-    def penalised(
+    def penalized(
         logits: Float[Tensor, "B V"], ids: Int[Tensor, "B T"], newest: Int[Tensor, "B 1"]
     ) -> Float[Tensor, "B V"]:
         ids = torch.where(ids == PADDING, newest, ids)
@@ -116,9 +116,9 @@ def repetition_penalty(penalty: float) -> Replayed:
         return logits.scatter_(1, ids, torch.where(own < 0, own * penalty, own / penalty))
 
     def replayed(history: History, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-        return penalised(logits, history.until_now(), history.ids.index_select(1, history.at))
+        return penalized(logits, history.until_now(), history.ids.index_select(1, history.at))
 
-    return Replayed(lambda ids, logits: penalised(logits, ids, ids[:, -1:]), replayed, ("repetition_penalty", penalty))
+    return Replayed(lambda ids, logits: penalized(logits, ids, ids[:, -1:]), replayed, ("repetition_penalty", penalty))
 
 
 class Penalties(NamedTuple):

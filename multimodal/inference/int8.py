@@ -19,7 +19,7 @@ class Int8Linear(Frozen):
     """x Wᵀ + b with symmetric integer weights (one scale per output channel) and activations (one scale per row).
     Built from a float map's `weight` [N K] and `bias` [N].
 
-    The products are exact in 32 bits, so a row has the same bits in any batch. PyTorch's dynamic quantised linear
+    The products are exact in 32 bits, so a row has the same bits in any batch. PyTorch's dynamic quantized linear
     has one activation scale for the whole batch, so there a row depends on its neighbours. Where the CPU has VNNI,
     maps above `SMALL` are packed: twice as fast with several rows. That product costs 20 µs more per call, as much as
     one row of a map up to `MIDDLE` takes: those are kept in both layouts. On other x86 processors with AVX2 FBGEMM

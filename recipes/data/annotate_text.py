@@ -2,7 +2,7 @@
 
     python recipes/data/annotate_text.py data/text/wikitext2/valid.txt.gz annotated
 
-A name is a run of capitalised words inside a sentence; the texts are in lower case, so that a model must know it. A
+A name is a run of capitalized words inside a sentence; the texts are in lower case, so that a model must know it. A
 question is a sentence without one of its names, its context that sentence with its neighbours; a choice is the true end
 of a sentence among three others. Writes tagging, qa and choice.train.jsonl and .test.jsonl (the last tenth of the
 paragraphs).

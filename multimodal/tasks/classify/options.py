@@ -25,7 +25,7 @@ class ClassifyOptions(OptionSet):
 class ProbeOptions(OptionSet):
     """`max_iterations`: the paper's (Radford et al. 2021) is the default."""
 
-    C: float | None = option(None, "inverse strength of the regularisation (default: searched from 1e-6 to 1e6 on "
+    C: float | None = option(None, "inverse strength of the regularization (default: searched from 1e-6 to 1e6 on "
                              "held-out images)", "C", low=0, high=1e12, above=True)  # fmt: skip
     max_iterations: int = option(1000, "L-BFGS iterations", "N", low=1)
     seed: int = option(0, "seed of the held-out split", "N")

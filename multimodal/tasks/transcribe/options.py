@@ -160,7 +160,7 @@ class WhisperOptions(SpeechOptions):
     hallucination_silence_threshold: float | None = option(
         None, "skip longer silences around improbable words *", "SECONDS", low=0
     )
-    snap_words_to_audio: bool = option(False, "begin and end words beside a pause at their sound")
+    snap_words_to_audio: bool = option(False, "begin and end words beside a pause where the audio does")
     languages: Sequence[str] | None = option(None, "detect only these", "A,B,…", read=_languages)
     language_detection_segments: int = option(8, "windows, spread over the recording, that detection hears; 1: the "
                                               "first 30 s", "N", low=1)  # fmt: skip

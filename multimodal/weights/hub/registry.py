@@ -102,7 +102,7 @@ MODELS = [HubModel(task, *row) for task, rows in {
          "77.0 mean on GLUE's dev sets, fine-tuned (Sanh et al. 2019)", ("distilbert",)),
     ],
     "tag": [
-        ("bert-base-ner", "dslim/bert-base-NER", "108 M", MIT, "English people, places, organisations",
+        ("bert-base-ner", "dslim/bert-base-NER", "108 M", MIT, "English people, places, organizations",
          "91.3 F1 on CoNLL-2003's test set (model card)"),
     ],
     "answer": [

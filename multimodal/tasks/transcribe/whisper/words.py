@@ -164,7 +164,7 @@ def _median_of_7(row: Float[Tensor, "T _"]) -> Float[Tensor, "T _"]:
 def dtw(costs: Float[np.ndarray, "N M"]) -> tuple[list[int], list[int]]:
     """Rows and columns of the cheapest monotonic path through a cost matrix (dynamic time warping).
 
-    Vectorised over anti-diagonals. Ties break as in openai-whisper: diagonally where that alone is cheapest, down
+    Vectorized over anti-diagonals. Ties break as in openai-whisper: diagonally where that alone is cheapest, down
     where that alone is, else right."""
     rows, columns = costs.shape
     skewed = np.full((rows + columns - 1, rows), np.inf, np.float32)  # [row + column, row]
