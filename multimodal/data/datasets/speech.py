@@ -49,8 +49,9 @@ def plain(text: str) -> str:
 
 
 def transcript_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode a transcript. The leading space gives its first word the same tokens as inside a sentence."""
-    return tokenizer.encode(" " + text)
+    """Encode a transcript. The leading space gives its first word the same tokens as inside a sentence; a text without
+    words, of a recording without speech, has none."""
+    return tokenizer.encode(" " + text) if text.strip() else []
 
 
 def read_features(source: Source, key: int, bands: int = 80, kind: str = "fixed") -> Float[Tensor, "F *M"]:
@@ -115,6 +116,8 @@ class SpeechCorpus:
                 raise DataError(f"{row.place}: has no duration ({given!r}), which it needs without a cache")
             self.texts.append(plain(row.texts[0]))
             self.lengths.append(len(features[key]) if features else max(1, round(seconds * RATE / HOP) - 2))
+        if empty := self.texts[len(self.keys) :].count(""):
+            log.warning("%s: %d of %d texts have no words: taken for no speech", path, empty, len(good))
         self.keys += [start + key for key in good]
         if features:
             self.features += [features[key] for key in good]

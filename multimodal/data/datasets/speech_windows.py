@@ -66,7 +66,7 @@ def read_clips(
     manifest: str | Path, language: str | None = None, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL
 ) -> list[SpeechExample]:
     """Read recordings with their texts, `language` and `translation` from anything that `open_source` reads.
-    `language`: of items without one. Raises DataError."""
+    `language`: of items without one. An empty text says that nobody speaks. Raises DataError."""
     source = open_source(manifest, columns=columns, trust=trust)
     clips = []
     for key in range(len(source)):
@@ -101,6 +101,8 @@ class SpeechWindows:
             clips = read_clips(manifest, language, trust, columns)
             mels = self._mels(clips, cache, bands, str(manifest))
             good = [i for i, mel in enumerate(mels) if len(mel)]
+            if empty := sum(not clips[i].text.strip() for i in good):
+                log.warning("%s: %d of %d texts are empty: taken for no speech", manifest, empty, len(good))
             self.clips += [clips[i] for i in good]
             self.mels += [mels[i].T for i in good]
         self.lengths = [mel.shape[1] for mel in self.mels]
@@ -120,7 +122,7 @@ class SpeechWindows:
         return " + ".join(self.clips[i].source.name(self.clips[i].key) for i in key.clips) or f"noise {key.noise}"
 
     def read(self, key: WindowSample) -> WindowFrames:
-        previous = None if key.previous < 0 else self.clips[key.previous].text
+        previous = None if key.previous < 0 else self.clips[key.previous].text or None
         return WindowFrames(
             key, [self.mels[i].float() for i in key.clips], [self.clips[i] for i in key.clips], previous
         )

@@ -3,6 +3,8 @@
 [<|startofprev|> text before] <|startoftranscript|> language transcribe|translate
     (<|notimestamps|> text | <|begin|> text <|end|> ...) <|endoftext|>
 <|startoftranscript|> <|nospeech|> <|endoftext|>
+
+The latter also where no clip of the window has a text.
 """
 
 import math
@@ -125,13 +127,17 @@ class PrepareWindow:
         mel, segments = _placed(item, draw)
         if self.augmented:
             mel = augment(mel, chance)
+        spoken = [pair for pair in zip(segments, item.clips, strict=False) if pair[1].text.strip()]
+        if not spoken:
+            return TrainingWindow(mel, [silent_row(self.tokenizer)], [])
+        segments, clips = zip(*spoken, strict=True)
         cut = segments[-1].end is None
         stamped = cut or float(torch.rand((), generator=chance)) < self.timestamps
-        language = item.clips[0].language
+        language = clips[0].language
         rows = [speech_row(self.tokenizer, segments, language, "transcribe", stamped, item.previous)]
         translating = float(torch.rand((), generator=chance)) < self.translated
-        if translating and not cut and all(clip.translation for clip in item.clips):
-            english = [s._replace(text=c.translation) for s, c in zip(segments, item.clips, strict=True)]
+        if translating and not cut and all(clip.translation for clip in clips):
+            english = [s._replace(text=c.translation) for s, c in spoken]
             rows.append(speech_row(self.tokenizer, english, language, "translate", stamped))
         if (size := max(len(row.ids) for row in rows) - 1) > self.context:
             raise DataError(f"{size} tokens, more than the {self.context} of the model's context")
