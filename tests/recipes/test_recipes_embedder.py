@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import multimodal
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
+from multimodal.models.text_config import ProjectionConfig
 from multimodal.tasks.text.embed import embed
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.masked import EncoderSettings, bert
@@ -154,6 +155,8 @@ def test_words_and_masked_models_are_starts(recipe, tmp_path, tokenizer):
     known = Checkpoint(model, tokenizer)
     save_folder(known, tmp_path / "bert")
     headless = without_heads(known)
+    more = replace(model.config, tags=3, spans=True, projections=(ProjectionConfig(5, "tanh"),))
+    assert without_heads(replace(known, model=TextTransformer(more))).config == headless.config
     ids = tokenizer.batch(["a dog runs"]).ids
     assert_close(headless.states(ids), model.states(ids))
     run(recipe, tmp_path, "words", "--steps", "1", "--layers", "0", "--optimizer", "adamw")

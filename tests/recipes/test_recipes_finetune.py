@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper, WhisperConfig, WhisperEncoderConfig
@@ -124,6 +126,19 @@ def test_a_head_of_names_begins_with_the_zero_shot_classes(clip, squares):
     found = made.tuned.eval()(images).softmax(1)
     assert torch.equal(found.argsort(1), wanted.argsort(1))
     torch.testing.assert_close(found, wanted, atol=0.3, rtol=0)  # the lengths of vectors differ a little
+
+
+def test_a_head_of_names_has_the_bias_of_the_projection(clip, squares):
+    """As those of EVA02 and MobileCLIP have one."""
+    begun, images = load_folder(clip), torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    model = CLIP(replace(begun.model.config, image_bias=True)).eval()
+    model.load_state_dict(begun.model.state_dict(), strict=False)
+    torch.nn.init.normal_(model.image_project.bias, generator=torch.Generator().manual_seed(0))
+    begun = replace(begun, model=model)
+    made = classify(begun, FinetuningData((str(squares),), batch=8), squares, 0)
+    wanted = ZeroShotClassifier(begun, [f"{name} square" for name in sets.COLOURS]).logits(images)
+    found = made.tuned.eval()(images)
+    torch.testing.assert_close(found / found.norm(dim=1, keepdim=True), wanted / wanted.norm(dim=1, keepdim=True))
 
 
 def test_a_clip_of_another_tower_has_no_head(clip):

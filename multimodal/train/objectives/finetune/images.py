@@ -55,11 +55,13 @@ def named_head(initial: Checkpoint, model: ViT, names: list[str], pixels: Float[
     """Fill the head with the text vectors of the names, mapped back through the image projection, so that it ranks the
     classes as the CLIP does zero-shot (Wortsman et al. 2022). The mean length of some images' vectors scales the logits
     to about the CLIP's."""
-    clip, pooled = initial.model, initial.model.image(pixels)
+    clip, pooled, project = initial.model, initial.model.image(pixels), initial.model.image_project
     vectors = ZeroShotClassifier(initial, names).weights
-    if clip.image_project is not None:
-        pooled, vectors = clip.image_project(pooled), vectors @ clip.image_project.weight
-    model.head.weight.copy_(clip.logit_scale.exp() / pooled.norm(dim=-1).mean() * vectors)
+    pooled = pooled if project is None else project(pooled)
+    scale = clip.logit_scale.exp() / pooled.norm(dim=-1).mean()
+    model.head.weight.copy_(scale * (vectors if project is None else vectors @ project.weight))
+    if project is not None and project.bias is not None:
+        model.head.bias.copy_(scale * vectors @ project.bias)
 
 
 def match(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:

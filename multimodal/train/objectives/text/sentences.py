@@ -94,8 +94,9 @@ def without_heads(known: Checkpoint) -> TextTransformer:
     if not isinstance(known.model, TextTransformer) or known.model.config.causal or known.tokenizer is None:
         raise CheckpointError(f"{known.source}: expected a text encoder with a tokenizer, got {known.kind}")
     config = replace(
-        known.model.config, tied=None, transform=False, head_bias=False, pool=None, classes=0, detect=False
-    )
+        known.model.config, tied=None, transform=False, head_bias=False, pool=None, classes=0, tags=0, spans=False,
+        detect=False, projections=(),
+    )  # fmt: skip
     model = TextTransformer(config)
     weights = known.model.state_dict()
     model.load_state_dict({name: weights[name] for name in model.state_dict()})
