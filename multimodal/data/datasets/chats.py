@@ -75,7 +75,8 @@ def _placed(message: dict[str, Any], base: str, trust: Trust) -> dict[str, Any]:
     for part in message["content"]:
         part = dict(part)
         for key in part.keys() & {*KINDS, *SOURCES} - {"base64"}:
-            if part.get("type") in KINDS and isinstance(part[key], str):
+            held = key == "url" and str(part[key])[:5].lower() == "data:"  # its content, no place
+            if part.get("type") in KINDS and isinstance(part[key], str) and not held:
                 part[key], refused = trust.placed(part[key], base)
                 if refused := refused or trust.strays(part[key], [os.path.realpath(base)]):
                     raise DataError(f"{part[key]}: {refused}")

@@ -1,5 +1,7 @@
 """Figures of answers, by hand, and the command on a tiny model."""
 
+import base64
+import io
 import json
 import math
 from dataclasses import replace
@@ -73,6 +75,25 @@ def test_each_of_several_references_counts():
 ])  # fmt: skip
 def test_words_keep_their_marks_and_numbers_their_signs(answer, reference, right):
     assert row(answer, reference).right == right
+
+
+def test_an_image_in_a_data_url_is_left_out_too(tiny, tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (12, 8), "red").save(file, "png")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    forms = [{"type": "image_url", "image_url": {"url": url}}, {"type": "image", "url": url},
+             {"type": "image", "base64": url.partition(",")[2]}]  # fmt: skip
+    asked = [{"messages": [{"role": "user", "content": [form, {"type": "text", "text": "which?"}]}],
+              "answers": ["red"]} for form in forms]  # fmt: skip
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    asker = Asker(tiny, compute_type="float32", max_new_tokens=3)
+    source = open_chats(tmp_path / "q.jsonl")
+    seen = evaluate_answers(source, asker)
+    assert seen.broken == []
+    assert [one.answer for one in seen.rows] == [asker("which?", file.getvalue())] * 3
+    assert {one.question for one in seen.rows} == {"[image] which?"}
+    alone = evaluate_answers(source, asker, ("image",))
+    assert [(one.question, one.answer) for one in alone.rows] == [("which?", asker("which?"))] * 3
 
 
 def test_inputs_can_be_left_out_and_a_broken_item_leaves_the_others(tiny, tmp_path):

@@ -15,7 +15,7 @@ from multimodal.errors import DataError, MultimodalError, one_line
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, closest, error_rates, normalizer, normalizer_name
-from multimodal.tokens.chat.messages import Kind
+from multimodal.tokens.chat.messages import URLS, Kind
 
 ARTICLES = {"a", "an", "the"}
 
@@ -150,7 +150,11 @@ def evaluate_answers(
 def _left(message: dict[str, Any], without: Sequence[Kind]) -> dict[str, Any]:
     if isinstance(message["content"], str) or not without:
         return message
-    return message | {"content": [part for part in message["content"] if part["type"] not in without]}
+    return message | {"content": [part for part in message["content"] if _kind(part) not in without]}
+
+
+def _kind(part: dict[str, Any]) -> Kind:
+    return URLS.get(part["type"], part["type"])
 
 
 def _asked(messages: Sequence[dict[str, Any]]) -> str:
@@ -162,8 +166,11 @@ def _texts(content: Any) -> Iterator[str]:
         yield content
     else:
         for part in content:
-            yield (
-                part["text"]
-                if part["type"] == "text"
-                else next(f"[{part[key]}]" for key in (part["type"], "path", "url", "base64") if key in part)
-            )
+            yield part["text"] if part["type"] == "text" else f"[{_name(part)}]"
+
+
+def _name(part: dict[str, Any]) -> str:
+    """Path or URL of a medium; the kind of one whose content stands in the part."""
+    found = next((part[key] for key in (part["type"], "path", "url") if key in part), None)
+    found = found.get("url") if isinstance(found, dict) else found
+    return found if isinstance(found, str) and found[:5].lower() != "data:" else _kind(part)
