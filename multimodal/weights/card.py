@@ -69,6 +69,7 @@ class CardFacts:
     normalize: bool = False
     prompts: dict[str, str] | None = None
     prompt: str | None = None
+    similarity: str = ""
     translation: dict[str, str | None] | None = None
     translations: dict[str, str] | None = None
     transcribe: dict[str, Any] | None = None

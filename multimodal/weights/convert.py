@@ -28,6 +28,9 @@ def convert(
     config = None if config is None else path_of(config, UsageError, "config")
     if os.path.lexists(target):
         raise UsageError(f"{target}: already exists, and convert overwrites nothing; name a new path")
+    if to is not None and preprocessing is not None:
+        raise UsageError(f"is for a checkpoint folder, not for {to}, which holds weights alone",
+                         argument="preprocessing")  # fmt: skip
     with memory.naming(source):
         checkpoint = open_checkpoint(source, architecture, config, pickled=True)
     checkpoint = with_preprocessing(checkpoint, preprocessing)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.weights import load as loading
+from multimodal.weights.convert import convert
 from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run
 
@@ -87,6 +88,8 @@ def test_convert_keeps_what_was_asked_for_and_another_is_said(capsys, bare, imag
     assert ours.preprocessing == load(bare, NAME, "openai").preprocessing
     assert ours.card["preprocessing_from"] == "preprocessing openai: not stated by the checkpoint"
     assert "openai: not stated" in run(capsys, "info", tmp_path / "ours")[1]
+    with pytest.raises(UsageError, match="preprocessing is for a checkpoint folder, not for openclip, which holds"):
+        convert(bare, tmp_path / "out.safetensors", NAME, "openclip", preprocessing="openai")
     with warnings.catch_warnings(action="error"):
         load(tmp_path / "ours", preprocessing="openai")
     with pytest.warns(UserWarning, match="preprocessing siglip: replaces that of"):

@@ -33,4 +33,5 @@ def write_sentences(checkpoint: Checkpoint, folder: Path) -> None:
     write_json(folder / POOLING / "config.json", {"word_embedding_dimension": checkpoint.model.config.width} | flags)
     write_json(folder / SETTINGS[0], {"max_seq_length": longest_text(checkpoint), "do_lower_case": False})
     prompts = {"prompts": card.get("prompts") or {}, "default_prompt_name": card.get("prompt")}
-    write_json(folder / PROMPTS, prompts)
+    similarity = {"similarity_fn_name": card["similarity"]} if card.get("similarity") else {}
+    write_json(folder / PROMPTS, prompts | similarity)

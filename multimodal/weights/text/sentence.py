@@ -30,9 +30,10 @@ FUNCTIONS = {"Identity": None, "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "
 
 
 def sentence_card(folder: Path | None) -> dict[str, Any]:
-    """`pooling`, `normalize`, `prompts` and `prompt` for the card; {} for other folders. Unsupported steps keep their
-    foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses. Raises CheckpointError
-    for a prompt that is left out of the mean, and for a default prompt that the folder does not hold."""
+    """`pooling`, `normalize`, `prompts`, `prompt` and `similarity` for the card; {} for other folders. Unsupported
+    steps keep their foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses. Raises
+    CheckpointError for a prompt that is left out of the mean, and for a default prompt that the folder does not
+    hold."""
     modules = sentence_modules(folder) if folder is not None else []
     kinds = [kind for kind, _ in modules if kind != "Dropout"]  # of training alone
     if kinds in ([], ["Transformer"]):
@@ -46,7 +47,13 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
         steps = [kind for kind in kinds if kind not in expected] or kinds
     if (size := record.get("truncate_dim")) is not None:
         steps = [*steps, f"truncate_dim {size!r:.20}"]
-    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | prompts
+    return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | prompts | _similarity(record)
+
+
+def _similarity(record: dict[str, Any]) -> dict[str, str]:
+    """How vectors are compared, for exports, where it is not by their cosine."""
+    name = record.get("similarity_fn_name")
+    return {"similarity": name} if isinstance(name, str) and name != "cosine" else {}
 
 
 def _poolings(path: Path, prompts: bool) -> list[str]:

@@ -165,7 +165,7 @@ def test_dense_modules_stay_files_of_their_own(tmp_path):
 
 def test_the_vectors_of_a_sentence_model_are_described_there(tmp_path):
     made, prompts = load(encoders.bert_folder(tmp_path / "hf")), {"query": "the dog ", "text": ""}
-    card = {"pooling": "max", "normalize": True, "prompts": prompts, "prompt": "query"}
+    card = {"pooling": "max", "normalize": True, "prompts": prompts, "prompt": "query", "similarity": "dot"}
     made.tokenizer.context = 6
     save_folder(replace(made, card=made.card | card), tmp_path / "own")
     export(tmp_path / "own", tmp_path / "out", to="hf")
