@@ -20,6 +20,7 @@ from multimodal.tokens.video.names import FrameName
 from multimodal.tokens.video.options import ClipOptions
 
 APPENDED = ("csv", "jsonl")  # formats of files that a second call goes on with
+UNREAD = {".heic", ".heif"}  # photos of phones, which Pillow does not read
 Record = dict[str, Any]  # of one image, its name as `file`
 Add = Callable[[Record], None]
 
@@ -43,19 +44,22 @@ def found(arguments: Iterable[str], options: Namespace | None = None) -> tuple[l
         suffixes = SUFFIXES | VIDEOS if asked or os.path.splitext(argument)[1].lower() in VIDEOS else SUFFIXES
         try:
             if folder := os.path.isdir(argument):
-                inside = walk_images(argument, refused, SUFFIXES | VIDEOS)
+                inside = walk_images(argument, refused, SUFFIXES | VIDEOS | UNREAD)
             else:
                 inside = map(str, find_images([argument], suffixes))
-            before, left = len(names), 0
+            before, left, unread = len(names), 0, 0
             for name in inside:
-                if folder and not asked and os.path.splitext(name)[1].lower() in VIDEOS:
-                    left += 1
+                suffix = os.path.splitext(name)[1].lower()
+                if folder and (suffix in UNREAD or (suffix in VIDEOS and not asked)):
+                    left, unread = left + (suffix in VIDEOS), unread + (suffix in UNREAD)
                     continue
                 names[name] = None
                 if len(names) % 1000 == 0:
                     shown(len(names), len(names))
             if left:
                 console.note(f"{argument}: videos left out: {left} (--max_frames, --every_s or --scenes reads them)")
+            if unread:
+                console.note(f"{argument}: HEIC images left out: {unread} (not read; convert them)")
             if len(names) == before and not code and folder:
                 find_images([argument], suffixes)  # says what is missing
         except UsageError as error:

@@ -190,6 +190,14 @@ def test_finding_images_reports_what_it_cannot_list(capsys, folder, tmp_path, mo
     assert "part1: cannot be listed (Permission denied)" in one_line(capsys.readouterr().err)
 
 
+def test_photos_of_phones_that_are_not_read_are_counted(capsys, tmp_path):
+    for name in ("a.png", "B.HEIC", "c.heif", "d.txt"):
+        (tmp_path / name).touch()
+    assert found([str(tmp_path)]) == ([str(tmp_path / "a.png")], 0)
+    expected = f"multimodal: {tmp_path}: HEIC images left out: 2 (not read; convert them)\n"
+    assert capsys.readouterr().err == expected
+
+
 # none of these
 
 
