@@ -47,12 +47,14 @@ class Console:
 
     @contextmanager
     def shown(self, quiet: bool, verbose: bool) -> Iterator[None]:
-        """Set both for the command that runs in this block. All that it writes ends a line of `step` or `Progress`."""
+        """Set both for the command that runs in this block. What it writes ends a line of `step` or `Progress`."""
         self.quiet, self.verbose = quiet, verbose
         streams = _, self.stream = sys.stdout, sys.stderr
         try:
             if self.terminal():
-                sys.stdout, sys.stderr = (_Clearing(stream, self) for stream in streams)
+                sys.stderr = _Clearing(sys.stderr, self)
+                if sys.stdout is not None and sys.stdout.isatty():
+                    sys.stdout = _Clearing(sys.stdout, self)
             yield
         finally:
             self.clear()

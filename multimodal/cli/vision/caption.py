@@ -23,6 +23,7 @@ from multimodal.cli.vision.images import (
     ImageProgress,
     There,
     append_to,
+    attempt,
     found,
     no_videos,
     results_place,
@@ -141,20 +142,20 @@ class _CaptionRun:
         code, cut, options, preprocessing = 0, 0, self.options, self.write.checkpoint.preprocessing
         video = ClipOptions(**ClipOptions.among(vars(options)))
         reader = ImageReader(preprocessing, options.batch_size, options.workers, False, video, done=there)
-        with ImageProgress(len(files), options.output is not None) as bar:
-            for file, one in reader.results(Items(files, keyed=False), self.write.generated, self.write.best_of):
-                bar.step(file)
-                if isinstance(one, Exception):
-                    code = bar.failed(one)
-                    continue
-                if file in there:
-                    continue
-                record = _shown(self.write.record(file, one.captions, one.time))
-                if self.regions is not None and bar.attempt(file, partial(self.regions.draw, file, one)):
-                    code = 1
-                    continue
-                add(record)
-                cut += not record["finished"]
+        progress = ImageProgress(len(files), options.output is not None)
+        for file, one in reader.results(Items(files, keyed=False), self.write.generated, self.write.best_of):
+            progress.step(file)
+            if isinstance(one, Exception):
+                code = fail(one)
+                continue
+            if file in there:
+                continue
+            record = _shown(self.write.record(file, one.captions, one.time))
+            if self.regions is not None and attempt(file, partial(self.regions.draw, file, one)):
+                code = 1
+                continue
+            add(record)
+            cut += not record["finished"]
         if cut:
             console.note(f"captions cut at {self.write.limit} tokens, which are flagged as not finished: {cut}")
         return code

@@ -24,6 +24,7 @@ from multimodal.cli.vision.images import (
     ImageProgress,
     There,
     append_to,
+    attempt,
     found,
     no_videos,
     results_place,
@@ -234,14 +235,14 @@ def _classify(
         reader = ImageReader(
             classifier.preprocessing, options.batch_size, options.workers, False, video, native, done=there
         )
-        with ImageProgress(len(files), options.output is not None) as bar:
-            for file, result in reader.results(Items(files, keyed=False), *images):
-                bar.step(file)
-                if isinstance(result, Exception):
-                    code = bar.failed(result)
-                elif file not in there:
-                    add(_shown(result))
-                    code = bar.attempt(file, partial(draw, result)) or code
+        progress = ImageProgress(len(files), options.output is not None)
+        for file, result in reader.results(Items(files, keyed=False), *images):
+            progress.step(file)
+            if isinstance(result, Exception):
+                code = fail(result)
+            elif file not in there:
+                add(_shown(result))
+                code = attempt(file, partial(draw, result)) or code
         return code
 
     if options.output is not None:

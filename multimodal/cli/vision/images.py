@@ -77,46 +77,32 @@ def no_videos(files: Iterable[str], flag: str) -> None:
 
 
 class ImageProgress:
-    """Images done, on a terminal's stderr, unless the results themselves go to the screen."""
+    """Images done, on a terminal, unless the results themselves go to the screen."""
 
     def __init__(self, total: int, to_file: bool):
-        self.video: str | None = None
-        if not total or not console.terminal() or (not to_file and sys.stdout is not None and sys.stdout.isatty()):
-            self.bar = None
-            return
-        from tqdm import tqdm
-
-        self.bar = tqdm(total=total, unit=" images", file=sys.stderr, dynamic_ncols=True, leave=False)
-
-    def __enter__(self) -> "ImageProgress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        on_screen = not to_file and sys.stdout is not None and sys.stdout.isatty()
+        self.line = None if on_screen else Progress("images")
+        self.total, self.done, self.video = total, 0, None
 
     def step(self, name: str) -> None:
         """Count an image, or a video with its first frame."""
         path = name.path if isinstance(name, FrameName) else None
-        if self.bar is not None and (path is None or path != self.video):
-            self.bar.update(1)
+        if path is None or path != self.video:
+            self.done += 1
+            if self.line is not None:
+                self.line(self.done, self.total)
         self.video = path
 
-    def failed(self, error: object) -> int:
-        """One line, above the bar."""
-        if self.bar is not None:
-            self.bar.clear()
-        return fail(error)
 
-    def attempt(self, file: str, work: Callable[[], object]) -> int:
-        """0, or 1 and one line where `work` fails by the image."""
-        try:
-            work()
-        except (UsageError, CheckpointError):
-            raise
-        except Exception as error:
-            return self.failed(item_error(error, file, ImageError))
-        return 0
+def attempt(file: str, work: Callable[[], object]) -> int:
+    """0, or 1 and one line where `work` fails by the image."""
+    try:
+        work()
+    except (UsageError, CheckpointError):
+        raise
+    except Exception as error:
+        return fail(item_error(error, file, ImageError))
+    return 0
 
 
 def results_place(options: Namespace, outputs: Outputs) -> None:
