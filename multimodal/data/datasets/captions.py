@@ -68,7 +68,7 @@ class PrepareCaption:
         ids = self.tokenizer.encode(tidy(texts[_below(len(texts), random)]))[: self.context - 2]
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return CaptionExample(
-            None if is_alone(sample) else self._image(sample), ids, torch.rand(DRAWS, generator=random)
+            None if sample.fields.get("alone") else self._image(sample), ids, torch.rand(DRAWS, generator=random)
         )
 
     def _image(self, sample: Sample) -> UInt8[Tensor, "H W 3"]:
@@ -122,10 +122,6 @@ def augmented(
 
 def _below(count: int, random: torch.Generator) -> int:
     return int(torch.randint(count, (), generator=random))
-
-
-def is_alone(sample: Sample | SourceRow) -> bool:
-    return bool(sample.fields.get("alone"))
 
 
 def tidy(text: str) -> str:
