@@ -26,7 +26,7 @@ def one_line(err: str) -> str:
 
 def evaluated(capsys, *arguments: object) -> dict:
     """The record that `evaluate` prints without an error."""
-    code, out, err = run(capsys, "evaluate", *arguments, "--format", "json")
+    code, out, err = run(capsys, "evaluate", *arguments, "--format", "json", "--quiet")
     assert (code, err) == (0, "")
     return json.loads(out)
 

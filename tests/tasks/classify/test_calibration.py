@@ -166,7 +166,7 @@ def test_too_few_images_and_a_record_that_does_not_fit_are_refused():
 def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, models, squares, tmp_path, kind):
     file, image = tmp_path / "c.safetensors", tmp_path / "curve.png"
     code, out, err = run(capsys, "classify", "--calibrate", squares, "--calibration", kind, "-m", models / "clip",
-                         "--save_classifier", file, "--reliability", image, "--threshold", 0.3)  # fmt: skip
+                         "--save_classifier", file, "--reliability", image, "--threshold", 0.3, "-q")  # fmt: skip
     assert (code, err) == (0, "")
     assert re.search(rf"^{kind}: .+ fitted to 32 images of 4 labels$", out, re.MULTILINE)
     rows = re.findall(r"(before|after) +accuracy (\S+)  NLL (\S+)  ECE (\S+)  false rejects \S+", out)

@@ -24,7 +24,8 @@ LABELS = ["--labels", "red", "blue", "dog"]
 
 
 def saved(capsys, models, path: Path, *flags: object) -> Path:
-    assert run(capsys, "classify", *LABELS, "-m", models / "clip", "--save_classifier", path, *flags) == (0, "", "")
+    words = ("classify", *LABELS, "-m", models / "clip", "--save_classifier", path, "--quiet", *flags)
+    assert run(capsys, *words) == (0, "", "")
     return path
 
 

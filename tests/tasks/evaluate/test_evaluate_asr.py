@@ -172,7 +172,7 @@ def manifest(tmp_path: Path, tone: Path) -> Path:
 
 def test_broken_lines_and_recordings_are_named_by_their_line_and_the_others_evaluated(capsys, tmp_path, manifest):
     report = tmp_path / "new" / "report.md"
-    code, out, err = run(capsys, "evaluate", "asr", manifest, "--report", report, "--batch_size", 3)
+    code, out, err = run(capsys, "evaluate", "asr", manifest, "-q", "--report", report, "--batch_size", 3)
     assert code == 1
     told = [re.match(r"multimodal: error: \S+/list\.jsonl line (\d+): ", line) for line in err.splitlines()]
     assert [match and int(match[1]) for match in told] == [2, 3, 4, 6, 7, 8, 9, 10]
@@ -189,7 +189,7 @@ def test_broken_lines_and_recordings_are_named_by_their_line_and_the_others_eval
 def test_a_report_of_a_model_without_times_of_words(capsys, tmp_path):
     (tmp_path / "a.wav").write_bytes(wav(1.0))
     manifest = lines(tmp_path / "list.jsonl", [{"audio_filepath": "a.wav", "duration": 1.0, "text": "one"}])
-    flags = ["--model", folder(tmp_path / "moonshine"), "--vad_filter", "False", "--report", tmp_path / "a.html"]
+    flags = ["--model", folder(tmp_path / "moonshine"), "--vad_filter", "False", "-q", "--report", tmp_path / "a.html"]
     code, _, err = run(capsys, "evaluate", "asr", manifest, *flags)
     assert (code, err) == (0, "")
     assert "<audio" in (tmp_path / "a.html").read_text()
@@ -197,7 +197,7 @@ def test_a_report_of_a_model_without_times_of_words(capsys, tmp_path):
 
 def test_json_and_the_flags_of_transcription(capsys, tmp_path, manifest):
     flags = ["--format", "json", "--limit", 1, "--beam_size", 1, "--compute_type", "float32", "--vad_filter"]
-    code, out, err = run(capsys, "evaluate", "asr", manifest, *flags, "--report", tmp_path / "a.html")
+    code, out, err = run(capsys, "evaluate", "asr", manifest, *flags, "-q", "--report", tmp_path / "a.html")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["utterances"] == 1

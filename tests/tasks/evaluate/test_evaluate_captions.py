@@ -207,7 +207,7 @@ def test_command_gives_figures_each_caption_and_a_report(captioner, clip, data, 
         "--constant",
         data,
     ]
-    code, out, err = run(capsys, data, *options, "--format", "json", "--report", tmp_path / "r.html")
+    code, out, err = run(capsys, data, *options, "--format", "json", "--report", tmp_path / "r.html", "--quiet")
     assert (code, err) == (0, "")
     told = json.loads(out)
     wanted = caption_scores([texts[0] for texts in SAID.values()], list(SAID.values()))

@@ -147,7 +147,7 @@ def test_hypernyms_describe_classes(capsys, models, images, tmp_path):
 
 def test_a_saved_classifier_gives_the_figures_of_its_labels(capsys, models, images, tmp_path):
     (tmp_path / "names.txt").write_text("yellow square\nred square\ngreen square\nblue square\n")
-    file, common = tmp_path / "f.safetensors", ["-m", models / "clip"]
+    file, common = tmp_path / "f.safetensors", ["-m", models / "clip", "--quiet"]
     code, _, err = run(capsys, "classify", "--labels_file", tmp_path / "names.txt", "--save_classifier", file, *common)
     assert (code, err) == (0, "")
     saved = evaluated(capsys, "zeroshot", images, *common, "--classifier", file)

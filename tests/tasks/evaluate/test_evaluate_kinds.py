@@ -35,7 +35,7 @@ SENTENCES = ["a dog runs", "a cat sleeps", "two dogs run"]
 
 
 def figures(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, "evaluate", *arguments, "--format", "json")
+    code, out, err = run(capsys, "evaluate", *arguments, "--format", "json", "--quiet")
     assert (code, err) == (0, "")
     return json.loads(out)["sets"]
 
@@ -66,7 +66,7 @@ def test_files_that_cannot_be_scored_are_named_and_the_others_go_on(capsys, lang
     (tmp_path / "odd.txt").write_text("ß")
     (tmp_path / "text.txt").write_text("a cat\n".replace("\n", ""))
     names = [str(tmp_path / f"{name}.txt") for name in ("empty", "odd", "text")]
-    code, out, err = run(capsys, "evaluate", "lm", *names, "-m", language_model, "--report", tmp_path / "r.md")
+    code, out, err = run(capsys, "evaluate", "lm", *names, "-m", language_model, "-q", "--report", tmp_path / "r.md")
     assert code == 1
     assert [line.startswith("multimodal: error: ") for line in err.splitlines()] == [True, True]
     assert out.startswith(f"{tmp_path}/text.txt\nloss")

@@ -127,7 +127,7 @@ def test_asr_report_plays_each_wrong_utterance_and_its_words(capsys, tmp_path, m
     text = (SAMPLE / "speech.txt").read_text().strip()
     rows = [{"audio_filepath": "speech.flac", "text": f"zebra {text}"}]
     manifest = lines(tmp_path / "list.jsonl", rows)
-    code, _, err = run(capsys, "evaluate", "asr", manifest, "--beam_size", 1, "--report", tmp_path / "r.html")
+    code, _, err = run(capsys, "evaluate", "asr", manifest, "-q", "--beam_size", 1, "--report", tmp_path / "r.html")
     assert (code, err) == (0, "")
     page = Page.of(tmp_path / "r.html")
     assert page.tags.count("audio") == 1
@@ -136,7 +136,7 @@ def test_asr_report_plays_each_wrong_utterance_and_its_words(capsys, tmp_path, m
     assert times == sorted(times)
     assert page.tags.count("script") == 1  # ours
     monkeypatch.setattr("multimodal.tasks.evaluate.reports.recordings.LONGEST", 1.5)
-    run(capsys, "evaluate", "asr", manifest, "--beam_size", 1, "--report", tmp_path / "r.html")
+    run(capsys, "evaluate", "asr", manifest, "-q", "--beam_size", 1, "--report", tmp_path / "r.html")
     page = Page.of(tmp_path / "r.html")
     assert "the first 1.5 s of " in page.text
     fewer = [float(values["data-t"]) for tag, values in page.attributes if tag == "button"]

@@ -141,7 +141,7 @@ def test_newlines_of_a_video_have_no_place():
 def test_the_command(capsys, tmp_path):
     save_folder(checkpoint("any"), tmp_path / "any")
     RED.save(tmp_path / "a.png")
-    arguments = ("inspect", tmp_path / "any", tmp_path / "a.png", "--what", "answer", "--question", "what?")
+    arguments = ("inspect", tmp_path / "any", tmp_path / "a.png", "--what", "answer", "--question", "what?", "-q")
     code, out, err = run(capsys, *arguments, "--answer", "x", "--format", "json", "--plot", tmp_path / "where.png")
     assert (code, err) == (0, "")
     record = json.loads(out)

@@ -22,7 +22,7 @@ def photos(tmp_path):
 
 
 def seen(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, "inspect", *arguments, "--format", "json")
+    code, out, err = run(capsys, "inspect", *arguments, "--format", "json", "--quiet")
     assert (code, err) == (0, "")
     return json.loads(out)
 

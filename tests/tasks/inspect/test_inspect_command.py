@@ -29,7 +29,7 @@ def test_every_view_has_its_numbers_and_is_drawn_once(capsys, files, tmp_path, k
     drawn = (kind, what, more) in DRAWN
     sources = [] if what in ("filters", "positions", "induction") else [source_of(files, kind)]
     plot = tmp_path / "new" / "a.png"
-    command = ["inspect", files[kind], *sources, "--what", what, *more]
+    command = ["inspect", files[kind], *sources, "--what", what, *more, "--quiet"]
     code, out, err = run(capsys, *command, *(("--plot", plot) if drawn else ()), "--format", "json")
     assert (code, err) == (0, "")
     record = json.loads(out)
