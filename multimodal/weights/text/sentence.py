@@ -51,7 +51,7 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
 
 
 def _similarity(record: dict[str, Any]) -> dict[str, str]:
-    """How vectors are compared, for exports, where it is not by their cosine."""
+    """Name of the comparison of vectors, which exports keep; {} for the cosine."""
     name = record.get("similarity_fn_name")
     return {"similarity": name} if isinstance(name, str) and name != "cosine" else {}
 
