@@ -164,15 +164,16 @@ TEXT_COMMANDS = {
 
 @pytest.mark.parametrize("name", TEXT_COMMANDS)
 def test_the_file_of_texts_is_never_the_output(name, capsys, here):
-    (here / "in.csv").write_text("the cat\n")
-    words = TEXT_COMMANDS[name]  # no model is loaded before the check
+    own, other = (here / f"{stem}.{'csv' if name == 'embed' else 'txt'}" for stem in ("in", "out"))
+    own.write_text("the cat\n")
+    words = [*TEXT_COMMANDS[name], "--file", own.name]  # no model is loaded before the check
     for more in ([], ["--overwrite"]):
-        code, _, err = run(capsys, *words, "--file", "in.csv", "-o", "in.csv", *more)
-        assert (code, "in.csv: is an input" in one_line(err)) == (1, True)
-    (here / "out.csv").write_text("mine")
-    code, _, err = run(capsys, *words, "--file", "in.csv", "-o", "out.csv")
+        code, _, err = run(capsys, *words, "-o", own.name, *more)
+        assert (code, f"{own.name}: is an input" in one_line(err)) == (1, True)
+    other.write_text("mine")
+    code, _, err = run(capsys, *words, "-o", other.name)
     assert (code, "--overwrite replaces it" in one_line(err)) == (1, True)
-    assert ((here / "in.csv").read_text(), (here / "out.csv").read_text()) == ("the cat\n", "mine")
+    assert (own.read_text(), other.read_text()) == ("the cat\n", "mine")
 
 
 def test_stdin_from_a_file_is_an_input_too(capsys, here, monkeypatch):
