@@ -290,7 +290,7 @@ def test_a_language_model_of_transcripts_fits_the_beams_of_the_recognizer(load_r
         assert callable(language_model(str(tmp_path / f"{place}-out"), tokenizer, torch.device("cpu")))
     run(lm, tmp_path, "characters", documents="lines", plain=True, **files, **sizes)  # none of which is a line break
     (tmp_path / "said.jsonl").write_text('{"audio_filepath": "a.wav"}')
-    with pytest.raises(DataError, match=r"said.jsonl: line 1: no text"):
+    with pytest.raises(DataError, match=r"said.jsonl: line 1: expected a column text, .* \(got audio_filepath\)"):
         texts_in(tmp_path / "said.jsonl")
 
 
