@@ -17,6 +17,7 @@ from multimodal.serve.calls import while_there
 from multimodal.serve.errors import HttpError
 from multimodal.serve.state import server_of
 from multimodal.serve.uploads import NewFiles
+from multimodal.system.files import is_data_url
 
 BLOCK = 1 << 18  # bytes
 LONGEST = 120.0  # seconds of a download
@@ -74,7 +75,7 @@ class Media:
 
 def data_url(url: Any, where: str) -> bytes:
     """Bytes of a data URL. Raises HttpError."""
-    if not isinstance(url, str) or url[:5].lower() != "data:":
+    if not is_data_url(url):
         got = str(url).partition(":")[0][:20]
         raise HttpError(400, f"{where}: expected a data URL (got {got!r}…)", param=where)
     head, comma, body = url.partition(",")

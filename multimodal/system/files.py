@@ -66,6 +66,10 @@ def inside(folder: Path, name: str, where: str) -> Path:
     return folder / name
 
 
+def is_data_url(value: object) -> bool:
+    return isinstance(value, str) and value[:5].lower() == "data:"
+
+
 def open_media(source: str | Path | bytes, name: str, error: type[MultimodalError]) -> io.BufferedIOBase:
     """Open an image or audio file. Raises `error` for a folder, and a missing, empty or irregular file."""
     if isinstance(source, bytes):
@@ -73,7 +77,7 @@ def open_media(source: str | Path | bytes, name: str, error: type[MultimodalErro
             raise error(f"{name}: empty (0 bytes)")
         return io.BytesIO(source)
     path = path_of(source, error, name)
-    if name[:5].lower() == "data:" and not os.path.exists(path):
+    if is_data_url(name) and not os.path.exists(path):
         raise error(f"{name}: data URLs are not read (pass the bytes)")
     try:
         status = path.stat()

@@ -16,7 +16,7 @@ from multimodal.data.manifests import Line, read_list
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import PackedRows, Source, SourceRow, joined
 from multimodal.errors import DataError, MultimodalError, UsageError, one_line
-from multimodal.system.files import shown
+from multimodal.system.files import is_data_url, shown
 from multimodal.system.outputs import opened_output
 from multimodal.tokens.chat.messages import SOURCES, read_messages
 
@@ -75,7 +75,7 @@ def _placed(message: dict[str, Any], base: str, trust: Trust) -> dict[str, Any]:
     for part in message["content"]:
         part = dict(part)
         for key in part.keys() & {*KINDS, *SOURCES} - {"base64"}:
-            held = key == "url" and str(part[key])[:5].lower() == "data:"  # its content, no place
+            held = key == "url" and is_data_url(part[key])  # the content itself
             if part.get("type") in KINDS and isinstance(part[key], str) and not held:
                 part[key], refused = trust.placed(part[key], base)
                 if refused := refused or trust.strays(part[key], [os.path.realpath(base)]):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from multimodal.errors import UsageError
-from multimodal.system.files import shown
+from multimodal.system.files import is_data_url, shown
 
 Role = Literal["system", "user", "assistant"]
 Kind = Literal["text", "image", "audio", "video"]
@@ -74,7 +74,7 @@ def _part(part: Any, where: str) -> MessagePart:
     value = part[given[0]]
     if kind == "text" and not isinstance(value, str):
         raise UsageError(f"{where}: expected a text (got {shown(value)})")
-    if given[0] == "url" and isinstance(value, str) and value[:5].lower() == "data:":
+    if given[0] == "url" and is_data_url(value):
         value = _at_url(value, where)
     return MessagePart(kind, _decoded(value, where) if given[0] == "base64" else value)
 
@@ -84,7 +84,7 @@ def _at_url(value: Any, where: str) -> str | bytes:
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str) or not url.lower().startswith(("http://", "https://", "data:")):
         raise UsageError(f"{where}: expected a URL of http, https or data (got {shown(value)})")
-    if url[:5].lower() != "data:":
+    if not is_data_url(url):
         return url
     head, _, body = url.partition(",")
     if not head.lower().endswith(";base64"):

@@ -12,6 +12,7 @@ from typing import Any
 from multimodal.data.datasets.captions import words
 from multimodal.data.sources import Source, SourceRow
 from multimodal.errors import DataError, MultimodalError, one_line
+from multimodal.system.files import is_data_url
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tasks.evaluate.caption_scores import caption_scores
 from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, closest, error_rates, normalizer, normalizer_name
@@ -173,4 +174,4 @@ def _name(part: dict[str, Any]) -> str:
     """Path or URL of a medium; the kind of one whose content stands in the part."""
     found = next((part[key] for key in (part["type"], "path", "url") if key in part), None)
     found = found.get("url") if isinstance(found, dict) else found
-    return found if isinstance(found, str) and found[:5].lower() != "data:" else _kind(part)
+    return found if isinstance(found, str) and not is_data_url(found) else _kind(part)

@@ -159,6 +159,6 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
     if folder is None:
         return None
     length = sentence_length(folder, config["max_position_embeddings"])
-    # where texts are read in both directions, an eos that the tokenizer does not put is none of theirs
+    # a model that reads in both directions gets an eos only if its tokenizer adds one
     named_end = config.get("is_causal") is not False
     return hub_tokenizer(folder, config, context=length, lowercase=lowers(folder), named_end=named_end)
