@@ -178,6 +178,12 @@ template <class Kind, bool BESIDE, int... R> Multiply chosen(int64_t rows, std::
     return every[rows - 1];
 }
 
+// Size of equal shares of `count`, near `size` and a multiple of `unit`: a few rows left over would read all weights again.
+inline int64_t share_of(int64_t count, int64_t size, int64_t unit) {
+    const int64_t shares = std::max<int64_t>(1, (count + size / 2) / size);
+    return std::max<int64_t>(1, (count + shares * unit - 1) / (shares * unit)) * unit;
+}
+
 template <class Kind> void panels(const Linear &map, const Rows &x, int64_t first, int64_t last, const Target &to) {
     constexpr int wide = Kind::WIDE, most = Kind::ROWS;
     const char *values = (const char *)x.values;
@@ -185,7 +191,7 @@ template <class Kind> void panels(const Linear &map, const Rows &x, int64_t firs
         multiply<Kind, 1, wide, false>(map, x, values, 0, first, to);
     // rows that stay in the second cache for all panels
     const int64_t size = map.inputs * (map.steps ? 1 : 4) / 4 * sizeof(typename Kind::Input);
-    const int64_t some = std::max<int64_t>(16, CACHED / std::max<int64_t>(1, size * most)) * most;
+    const int64_t some = share_of(x.count, std::max<int64_t>(16, CACHED / std::max<int64_t>(1, size * most)) * most, most);
     for (int64_t top = 0; top < x.count; top += some)
         for (int64_t panel = first; panel < last; ++panel)
             for (int64_t row = top; row < std::min(top + some, x.count); row += most) {
@@ -217,7 +223,7 @@ struct Prepared {
     // How many of `rows` to take: packed ones stay in the third cache.
     static int64_t at_once(const Linear &map, int64_t inputs, int64_t rows) {
         if (map.steps || !Float::PACKS) return std::max<int64_t>(rows, 1);
-        return (PACKED / std::max<int64_t>(1, 4 * inputs) / Float::ROWS + 1) * Float::ROWS;
+        return share_of(rows, PACKED / std::max<int64_t>(1, 4 * inputs) + 1, Float::ROWS);
     }
 
     Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, Team &team) {
