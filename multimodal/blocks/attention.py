@@ -60,6 +60,8 @@ class Attention(nn.Module):
     It computes with PyTorch's scaled_dot_product_attention, whose `is_causal` is aligned top-left and thus wrong for
     a cached chunk: a causal mask is explicit here, or for whole texts `masks.Causal`."""
 
+    kernel = staticmethod(F.scaled_dot_product_attention)
+
     def __init__(self, config: AttentionConfig):
         super().__init__()
         self.config, self.heads = config, config.heads
@@ -161,7 +163,7 @@ class Attention(nn.Module):
         self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
         mask: Tensor | None,
     ) -> Float[Tensor, "B H T E"]:  # fmt: skip
-        return F.scaled_dot_product_attention(
+        return self.kernel(
             query, key, value, attn_mask=mask, dropout_p=self.config.dropout if self.training else 0.0,
             scale=self.scale, enable_gqa=self.heads != self.kv_heads,
         )  # fmt: skip

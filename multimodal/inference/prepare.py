@@ -17,6 +17,7 @@ from multimodal.inference.encoders import PreparedViT, fold_norms, prepare_speec
 from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse, can_join, plain_norm
 from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, copy_module, has_hooks, replace_modules
+from multimodal.inference.native.attention import attend_natively, prefers_native_attention
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
 from multimodal.inference.native.encoder import in_native, prefers_int8, prefers_native
 from multimodal.inference.native.library import library
@@ -174,6 +175,8 @@ def _for_cpu(
             apart = isinstance(owner, TextTransformer) and owner.relative is not None
             in_native(made.get_submodule(name), quick, join=not apart)
     prepare_speech(made)
+    if prefers_native_attention():
+        attend_natively(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
     packed = [""]  # the whole model
     if isinstance(model, SPEECH):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from multimodal.system.compiled import load_compiled
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("threads.h", "vectors.h", "linear.h", "step.cpp"))
+NAMES = ("threads.h", "vectors.h", "linear.h", "attention.h", "step.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
 POINTER, NUMBER = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -50,6 +51,17 @@ class TokenRecord(ctypes.Structure):
     ))  # fmt: skip
 
 
+class AttentionRecord(ctypes.Structure):
+    """See `attention.h`."""
+
+    _fields_ = (*((name, POINTER) for name in ("query", "key", "value", "mask", "mixed")), *(
+        (name, NUMBER * size) for name, size in (("query_strides", 3), ("key_strides", 3), ("value_strides", 3),
+                                                 ("mask_strides", 4))
+    ), *(
+        (name, NUMBER) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "bytes")
+    ), ("scale", ctypes.c_double))  # fmt: skip
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None: see `load_compiled`."""
@@ -57,8 +69,10 @@ def library() -> ctypes.CDLL | None:
     if found is not None:
         found.panel.argtypes, found.panel.restype = (NUMBER,), NUMBER
         found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
+        found.attention.argtypes = (POINTER, NUMBER)
         found.norm.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER)
         found.step.argtypes = (POINTER, POINTER)
         found.best.argtypes = (POINTER, NUMBER, NUMBER, POINTER, POINTER)
-        found.linear.restype = found.norm.restype = found.step.restype = found.best.restype = None
+        for function in (found.linear, found.norm, found.attention, found.step, found.best):
+            function.restype = None
     return found

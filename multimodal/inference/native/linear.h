@@ -119,8 +119,8 @@ struct Byte {
 };
 
 // Adds up the products of R rows and C panels, `between` bytes apart. The rows have `count` inputs and lie one after the
-// other, or, BESIDE, packed input by input.
-template <class Kind, int R, int C, bool BESIDE>
+// other, or, BESIDE, input by input with `EACH` rows packed together.
+template <class Kind, int R, int C, bool BESIDE, int EACH = R>
 void add_up(const char *weight, int64_t between, const char *rows, int64_t count,
             typename Kind::Sum (&made)[R][Kind::VECTORS * C]) {
     using Input = typename Kind::Input;
@@ -128,7 +128,7 @@ void add_up(const char *weight, int64_t between, const char *rows, int64_t count
     // of four rows each: with one for each row registers run out, and moving them back takes the ports of the products
     const char *own[(R + 3) / 4];
     const int64_t stride = (BESIDE ? 1 : count) * sizeof(Input), three = 3 * stride;
-    constexpr int64_t next = (BESIDE ? R : 1) * sizeof(Input);
+    constexpr int64_t next = (BESIDE ? EACH : 1) * sizeof(Input);
     for (int r = 0; r < R; r += 4) own[r / 4] = rows + r * stride;
     typename Kind::Sum sums[R][V * C] = {};
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -244,12 +244,30 @@ struct Prepared {
             for (; tile < last; ++tile) {
                 const int64_t top = tile * most, bottom = std::min(top + most, count);
                 float *to = packed.get() + top * inputs;
-                for (int64_t k = 0; k < inputs; ++k)
+                int64_t k = 0;
+#if defined(__AVX2__)
+                for (; Float::PACKS && top + most == bottom && k + 4 <= inputs; k += 4, to += 4 * most)
+                    beside(x + top * inputs + k, inputs, to);
+#endif
+                for (; k < inputs; ++k)
                     for (int64_t row = top; row < bottom; ++row) *to++ = x[row * inputs + k];
             }
         });
         return {packed.get(), nullptr, count, true};
     }
+
+#if defined(__AVX2__)
+    // Four inputs of six rows.
+    static void beside(const float *x, int64_t inputs, float *to) {
+        __m128 rows[6];
+        for (int i = 0; i < 6; ++i) rows[i] = _mm_loadu_ps(x + i * inputs);
+        _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+        for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + 6 * i, rows[i]);
+        const __m128 first = _mm_unpacklo_ps(rows[4], rows[5]), last = _mm_unpackhi_ps(rows[4], rows[5]);
+        _mm_storel_pi((__m64 *)(to + 4), first), _mm_storeh_pi((__m64 *)(to + 10), first);
+        _mm_storel_pi((__m64 *)(to + 16), last), _mm_storeh_pi((__m64 *)(to + 22), last);
+    }
+#endif
 
     static float levels_of(const float *x, int64_t inputs, Level *to, int64_t size) {  // returns the step
         Floats peaks = Floats{} + 1e-30f, none = {};  // none: NaN for NaN or infinity

@@ -2,7 +2,7 @@
 
 #include <tuple>
 
-#include "linear.h"
+#include "attention.h"
 
 namespace {
 
@@ -127,7 +127,7 @@ float soften(float *scores, int64_t size) {
     float most = peaks[0];
     for (int i = 1; i < LANES; ++i) most = std::max(most, peaks[i]);
     for (int64_t s = 0; s < size; s += LANES) {
-        Floats chance = exponential(load(scores + s) - most);
+        Floats chance = exponential<false>(load(scores + s) - most);
         store(scores + s, chance), sum += chance;
     }
     return total(sum);
@@ -297,7 +297,7 @@ std::pair<int64_t, float> greatest(const float *x, int64_t count) {
         if (peaks[lane] > peak || (peaks[lane] == peak && places[lane] < place)) peak = peaks[lane], place = places[lane];
     for (; i < count; ++i)
         if (x[i] > peak) peak = x[i], place = i;
-    for (i = 0; i + LANES <= count; i += LANES) sums += exponential(load(x + i) - peak);
+    for (i = 0; i + LANES <= count; i += LANES) sums += exponential<false>(load(x + i) - peak);
     for (; i < count; ++i) sum += std::exp(x[i] - peak);
     sum += total(sums);
     for (i = 0; std::isnan(sum) && i < count; ++i)
@@ -331,6 +331,22 @@ void norm(const Norm *norm, const float *x, int64_t rows, int64_t width, float *
     Team::call(rows * width < LEAST_NORMED ? 1 : threads, [&](Team &team) {
         team.share(rows, team.part_of(rows), [&](int64_t first, int64_t last) {
             normalize(*norm, x + first * width, last - first, width, y + first * width);
+        });
+    });
+}
+
+void attention(const Attention *all, int64_t threads) {
+    const int64_t heads = all->batch * all->heads, panels = (all->queries + PANEL - 1) / PANEL;
+    Team::call(heads * all->queries * all->keys < LEAST_SHARED ? 1 : threads, [&](Team &team) {
+        // each share of a head copies its keys and values: none is split where all threads have as many heads
+        const int64_t shares = heads % threads ? std::min(panels, 4 * threads / heads + 1) : 1;
+        const int64_t each = (panels + shares - 1) / shares;
+        team.share(heads * shares, 1, [&](int64_t at, int64_t last) {
+            for (; at < last; ++at) {
+                Head head(*all, at / shares / all->heads, at / shares % all->heads);
+                const int64_t first = at % shares * each;
+                for (int64_t panel = first; panel < std::min(first + each, panels); ++panel) head(panel * PANEL);
+            }
         });
     });
 }

@@ -43,8 +43,21 @@ inline void store(float *to, Floats value) { *(Anywhere *)to = value; }
 
 inline Floats choose(Ints which, Floats yes, Floats no) { return which ? yes : no; }
 
-inline Floats exponential(Floats x) {  // within 2 units of the last place; 0 below -87
-    Floats bounded = choose(x > 88.0f, Floats{} + 88.0f, choose(x < -87.0f, Floats{} - 87.0f, x));
+// The greater of two; `x` where that is NaN.
+inline Floats most(Floats bound, Floats x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)bound, (__m512)x);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_max_ps((__m256)bound, (__m256)x);
+#else
+    return choose(bound > x, bound, x);
+#endif
+}
+
+// Within 2 units of the last place; 0 below -87. Not LARGE: of x up to 88.
+template <bool LARGE = true> inline Floats exponential(Floats x) {
+    Floats bounded = most(Floats{} - 87.0f, x);
+    if (LARGE) bounded = choose(bounded > 88.0f, Floats{} + 88.0f, bounded);
     Floats whole = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounded
     Floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
     Floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -63,7 +76,7 @@ template <int Kind> inline Floats activate(Floats x) {
         Floats size = choose(x < 0.0f, -x, x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * size);
         Floats sum = (1.061405429f * t - 1.453152027f) * t + 1.421413741f;
         sum = ((sum * t - 0.284496736f) * t + 0.254829592f) * t;
-        Floats tail = sum * exponential(-size * size);  // 1 - erf
+        Floats tail = sum * exponential<false>(-size * size);  // 1 - erf
         return 0.5f * x * choose(x < 0.0f, tail, 2.0f - tail);
     }
     if (Kind == GELU_TANH) return x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)));
