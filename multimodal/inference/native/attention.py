@@ -21,11 +21,12 @@ def native_attention(
 ) -> Float[Tensor, "B H T E"]:  # fmt: skip
     """As `F.scaled_dot_product_attention`, which it calls for a single query, dropout, gradients and other types than
     float32. A query has the same bits alone and among others, on any number of threads."""
-    if dropout_p or query.shape[2] == 1 or not key.numel() or not _plain(query, key, value, attn_mask):
+    (batch, heads, count, width), (_, kv_heads, keys, _) = query.shape, key.shape
+    alike = value.shape == key.shape == (batch, kv_heads, keys, width)
+    if dropout_p or count == 1 or not keys or not alike or not _plain(query, key, value, attn_mask):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
         )
-    (batch, heads, count, width), (_, kv_heads, keys, _) = query.shape, key.shape
     mixed = query.new_empty(batch, count, heads, width)
     parts = [one.detach() if one.stride(3) == 1 else one.detach().contiguous() for one in (query, key, value)]
     mask = None if attn_mask is None else attn_mask.expand(batch, heads, count, keys)
