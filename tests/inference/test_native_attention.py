@@ -96,8 +96,6 @@ def test_what_it_does_not_compute_is_pytorchs(monkeypatch: pytest.MonkeyPatch):
     given[1].requires_grad_()
     native_attention(*given).sum().backward()
     assert given[1].grad.any()
-    broadcast = torch.randn(3, 2, 5, 8), *(part.detach() for part in given[1:])
-    assert torch.equal(native_attention(*broadcast), F.scaled_dot_product_attention(*broadcast))
     assert native_attention(given[0], given[1][:, :, :0], given[2][:, :, :0]).shape == (1, 2, 5, 8)
 
 
