@@ -149,7 +149,7 @@ class Attention(nn.Module):
             query, term = self.relative(query, key.shape[2], self.scale, distance)
             mask = merge(mask, term)
         if isinstance(mask, Causal):
-            return self._joined(mask.attend(query, key, value, self.scale))
+            return self._joined(mask.attend(self.kernel, query, key, value, self.scale))
         if capturing():
             capture(self, query, key, mask, self.scale, self.config.softcap)
         # SDPA needs a float mask of the query's type, which autocast changes

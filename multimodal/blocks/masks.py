@@ -8,7 +8,6 @@ from functools import reduce
 from operator import and_, or_
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -110,11 +109,11 @@ class Causal:
     `is_causal` is aligned top-left, so it is wrong for a cached chunk. It combines with no other mask and no bias."""
 
     def attend(
-        self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K T E"], value: Float[Tensor, "B K T E"],
-        scale: float,
+        self, kernel: Callable[..., Tensor], query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K T E"],
+        value: Float[Tensor, "B K T E"], scale: float,
     ) -> Float[Tensor, "B H T E"]:  # fmt: skip
-        gqa = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
+        """`kernel` is called as `F.scaled_dot_product_attention`."""
+        return kernel(query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
 
 
 @dataclass(frozen=True)

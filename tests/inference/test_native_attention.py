@@ -40,6 +40,7 @@ def test_it_is_that_of_pytorch(shape: tuple[int, ...]):
     query, key, value = drawn(*shape)
     agrees(query, key, value)
     agrees(query, key, value, scale=0.3)
+    agrees(query, key, value, is_causal=True)
     joined = torch.randn(2, 19, 3, 4, 24).permute(2, 0, 3, 1, 4)  # as one map for all three gives them
     agrees(*joined)
     agrees(*(part.mT.contiguous().mT for part in (query, key, value)))

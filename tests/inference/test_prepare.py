@@ -134,13 +134,13 @@ def changes() -> list[Any]:
     for number, call in enumerate(CALLS):
         for kind in types_of(call):
             several = kind == "auto" and CALLS[call][0] != "whisper"
-            cases.append((call, kind, [EDITS[0], EDITS[1 + number % 4]] if several else EDITS[:1]))
+            edits = [EDITS[0], EDITS[1 + number % 4]] if several else EDITS[:1]
+            cases.append(pytest.param(call, kind, edits, marks=pytest.mark.ci))
             if several:
                 cases.append(pytest.param(call, kind, EDITS, marks=pytest.mark.slow))
     return cases
 
 
-@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("call", "kind", "edits"), changes())
 def test_a_call_sees_every_change_of_the_weights(call: str, kind: str, edits: list[Callable]):

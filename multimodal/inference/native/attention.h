@@ -14,7 +14,7 @@ struct Attention {  // strides in numbers; the numbers of a head lie side by sid
     const void *mask;                  // [batch heads queries keys] of floats, which are added, or of bytes, 0: not seen
     float *mixed;                      // [batch queries heads width]
     int64_t query_strides[3], key_strides[3], value_strides[3], mask_strides[4];
-    int64_t batch, heads, kv_heads, queries, keys, width, bytes;  // bytes: the mask's kind
+    int64_t batch, heads, kv_heads, queries, keys, width, bytes, causal;  // bytes: the mask's kind; causal: as PyTorch's
     double scale;
 };
 
@@ -82,11 +82,12 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
 
     void operator()(int64_t first) {  // the panel's first query
         count = std::min(PANEL, all.queries - first), top = first;
+        seen = all.causal ? std::min(all.keys, top + count) : all.keys;
         for (int64_t q = 0; q < std::min(PANEL, all.queries - first - PANEL); ++q)  // the next panel
             for (int64_t e = 0; e < all.width; e += 16) __builtin_prefetch(row(PANEL + q) + e);
         turn(row(0), all.query_strides[2], count, all.width, all.scale, panel);
         for (Floats &peak : peaks) peak = Floats{} - INFINITY;
-        over(all.keys, [&](int64_t key, auto rows) { score<rows>(key); });
+        over(seen, [&](int64_t key, auto rows) { score<rows>(key); });
         soften();
         over(count, [&](int64_t q, auto rows) {
             for (int64_t e = 0; e < all.width; e += PANEL) mix<rows>(q, e);
@@ -97,7 +98,7 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
     const Attention &all;
     const float *query;
     float *mixed;
-    int64_t mask_at, top, count;  // of the panel's queries
+    int64_t mask_at, top, count, seen;  // of the panel: its queries and the keys that the last one sees
     Floats peaks[Float::VECTORS], sums[Float::VECTORS];
     const Room keys, values, panel, scores;  // [keys width], [width/PANEL keys PANEL], [width PANEL], [keys PANEL]
 
@@ -119,6 +120,8 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
         Floats made[R][V];
         add_up<Float, R, 1, false>((const char *)(panel + 0), 0, (const char *)(keys + key * all.width), all.width, made);
         if (all.mask) hide<R>(made, key);
+        for (int64_t r = std::max<int64_t>(0, top - key + 1); all.causal && r < R; ++r)
+            std::fill_n((float *)made[r], std::min(PANEL, key + r - top), -INFINITY);
         for (int r = 0; r < R; ++r)
             for (int v = 0; v < V; ++v) {
                 store(scores + (key + r) * PANEL + v * LANES, made[r][v]);
@@ -142,7 +145,7 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
         Floats own[V], total[V] = {};
         for (int v = 0; v < V; ++v) own[v] = choose(peaks[v] == Floats{} - INFINITY, Floats{}, peaks[v]);
         float *place = scores;
-        for (int64_t k = 0; k < all.keys; ++k)
+        for (int64_t k = 0; k < seen; ++k)
             for (int v = 0; v < V; ++v, place += LANES) {
                 const Floats chance = exponential<false>(load(place) - own[v]);
                 store(place, chance), total[v] += chance;
@@ -153,7 +156,7 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
     template <int R> void mix(int64_t q, int64_t e) {
         constexpr int V = Float::VECTORS;
         Floats made[R][V];
-        add_up<Float, R, 1, true, PANEL>((const char *)(values + e * all.keys), 0, (const char *)(scores + q), all.keys, made);
+        add_up<Float, R, 1, true, PANEL>((const char *)(values + e * all.keys), 0, (const char *)(scores + q), seen, made);
         for (int r = 0; r < R; ++r)
             for (int v = 0; v < V; ++v) {
                 float *to = mixed + (top + q + r) * all.heads * all.width + e + v * LANES;

@@ -17,7 +17,7 @@ SHAPE = (2, 197, 64)  # that is measured: heads, positions and width
 def native_attention(
     query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None, dropout_p: float = 0.0,
-    scale: float | None = None, enable_gqa: bool = False,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Float[Tensor, "B H T E"]:  # fmt: skip
     """As `F.scaled_dot_product_attention`, which it calls for a single query, dropout, gradients and other types than
     float32. A query has the same bits alone and among others, on any number of threads."""
@@ -25,7 +25,7 @@ def native_attention(
     alike = value.shape == key.shape == (batch, kv_heads, keys, width)
     if dropout_p or count == 1 or not keys or not alike or not _plain(query, key, value, attn_mask):
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     mixed = query.new_empty(batch, count, heads, width)
     parts = [one.detach() if one.stride(3) == 1 else one.detach().contiguous() for one in (query, key, value)]
@@ -34,7 +34,7 @@ def native_attention(
     record = AttentionRecord(
         *(one.data_ptr() for one in parts), 0 if mask is None else mask.data_ptr(), mixed.data_ptr(),
         *((NUMBER * 3)(*one.stride()[:3]) for one in parts), (NUMBER * 4)(*steps), batch, heads, kv_heads, count, keys,
-        width, mask is not None and mask.dtype == torch.bool, width**-0.5 if scale is None else scale,
+        width, mask is not None and mask.dtype == torch.bool, is_causal, width**-0.5 if scale is None else scale,
     )  # fmt: skip
     library().attention(ctypes.addressof(record), torch.get_num_threads())
     return mixed.transpose(1, 2)

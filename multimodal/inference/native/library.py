@@ -58,7 +58,7 @@ class AttentionRecord(ctypes.Structure):
         (name, NUMBER * size) for name, size in (("query_strides", 3), ("key_strides", 3), ("value_strides", 3),
                                                  ("mask_strides", 4))
     ), *(
-        (name, NUMBER) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "bytes")
+        (name, NUMBER) for name in ("batch", "heads", "kv_heads", "queries", "keys", "width", "bytes", "causal")
     ), ("scale", ctypes.c_double))  # fmt: skip
 
 
