@@ -10,6 +10,7 @@ import numpy as np
 
 from multimodal.export import clients
 from multimodal.export.hf.files import control_names
+from multimodal.export.refusals import is_language_model
 from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
@@ -79,6 +80,8 @@ def _shared(checkpoint: Checkpoint) -> dict[str, Any]:
     if tokenizer is None or isinstance(model, ConformerCTC | Whisper):
         return made
     start, end = tokenizer.frame
+    if isinstance(model, TextTransformer) and model.config.causal and not tokenizer.puts_end:
+        end = []  # it writes its own, and vectors are made without
     translates = isinstance(model, EncoderDecoder) and tokenizer.language_ids
     text = next(getattr(model.config, name) for name in ("text", "decoder", "context") if hasattr(model.config, name))
     return made | {"before": [] if translates else start, "after": end, "pad": tokenizer.pad_id,
@@ -132,7 +135,7 @@ def _text_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         }  # fmt: skip
     if isinstance(model, VisionEncoderDecoder):
         return made | {"prompt": tokenizer.frame[0]}
-    if isinstance(model, TextTransformer) and model.config.causal and "pooling" not in checkpoint.card:
+    if is_language_model(checkpoint):
         limit = min(model.config.limit or math.inf, model.config.limit_from(1) or math.inf)
         return made | {"context": min(limit, model.config.context)}
     return {}
@@ -169,5 +172,5 @@ def _whisper_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         "prompt": list(prompt), "languages": languages, "ends": [tokenizer.eot],
         "never": tokenizer.suppressed_tokens(own.suppress_tokens),
         "never_first": [*tokenizer.encode(" "), tokenizer.eot] if own.suppress_blank else [],
-        "context": model.config.decoder.context,
+        "context": model.config.decoder.context, "most": own.sample_len or model.config.decoder.context // 2,
     }  # fmt: skip

@@ -102,7 +102,7 @@ class TextEncoding(nn.Module):
         model, valid = self.model, valid.bool()
         mask = key_mask(valid)
         if model.config.causal:
-            mask = mask & (relative_distances(ids.shape[1], ids.shape[1]) <= 0)
+            mask = mask & _seen(model.config, ids.shape[1], ids.shape[1])
         states = model.states(ids, valid=valid, mask=mask, segments=segments)
         made = {
             "states": lambda: states,
@@ -181,11 +181,14 @@ class Decoding(nn.Module):
 
     def _mask(self, count: int, valid: Tensor) -> Tensor:
         """Earlier tokens that are not padding, and itself: a row without keys would be NaN."""
-        distance = relative_distances(count, valid.shape[1])
-        mask = (distance <= 0) & valid[:, None]
-        if self.decoder.config.window is not None:
-            mask = mask & (distance > -self.decoder.config.window)
-        return (mask | (distance == 0))[:, None]
+        itself = relative_distances(count, valid.shape[1]) == 0
+        return (_seen(self.decoder.config, count, valid.shape[1]) & valid[:, None] | itself)[:, None]
+
+
+def _seen(config: TextConfig, count: int, keys: int) -> Bool[Tensor, "T S"]:
+    """Itself and earlier tokens, as far as the window goes; that of a pattern narrows the mask in its layers."""
+    distance = relative_distances(count, keys)
+    return distance <= 0 if config.window is None else (distance <= 0) & (distance > -config.window)
 
 
 def cache_names(decoder: TextConfig, prefix: str, part: str = "") -> list[str]:

@@ -20,7 +20,7 @@ from multimodal.export.graphs import (
     empty_cache,
     valid_of,
 )
-from multimodal.export.refusals import check_kind
+from multimodal.export.refusals import check_kind, is_language_model
 from multimodal.models.speech.wave_encoder import WaveEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
@@ -92,7 +92,7 @@ def speech(checkpoint: Checkpoint) -> list[Graph]:
 
 def text(checkpoint: Checkpoint) -> list[Graph]:
     model = checkpoint.model
-    if model.config.causal and "pooling" not in checkpoint.card:
+    if is_language_model(checkpoint):
         return [_decoder("model", model)]
     module = TextEncoding(model, checkpoint.card.get("pooling"), bool(checkpoint.card.get("normalize")))
     shape = (ROWS, SOURCE)

@@ -120,7 +120,10 @@ class ConformerEncoder(nn.Module):
         if self.config.near != (-1, -1):
             left, right = (frames if side < 0 else side for side in self.config.near)
             masks.append(window(frames, frames, left, right, lengths.device))
-        return None if whole else valid, reduce(and_, masks) if masks else None
+        mask = reduce(and_, masks) if masks else None
+        if len(masks) > 1:  # padding sees itself: a frame without keys would be NaN in a graph
+            mask = mask | torch.eye(frames, dtype=torch.bool, device=lengths.device)
+        return None if whole else valid, mask
 
     def _seen(self, frames: int, device: torch.device) -> Bool[Tensor, "T T"]:
         """True where a frame's chunk sees another frame."""

@@ -57,7 +57,8 @@ class TextClient:
         mel = ((np.maximum(log, log.max() - own["range"]) - own["mean"]) / own["scale"]).astype(np.float32)[None]
         mel[:, max(len(heard) // 160, 1) :] = 0
         if "prompt" in self.own:
-            return self.write(self.own["prompt"], self.run("encoder_model.onnx", {"input_features": mel.mT})).strip()
+            state = self.run("encoder_model.onnx", {"input_features": mel.mT})
+            return self.write(self.own["prompt"], state, self.own["most"]).strip()
         logits = self.run("model.onnx", {"input_features": mel, "lengths": np.array([mel.shape[1]])})["logits"]
         best = logits[0].argmax(1)
         return self.tokens.decode(best[(best != np.append(-1, best[:-1])) & (best != self.own["blank"])]).strip()

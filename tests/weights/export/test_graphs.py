@@ -1,20 +1,29 @@
 """Graph modules beside the models: rows padded on the left, tokens one by one, whatever the model's kind."""
 
+import runpy
+import wave
+from copy import copy
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from multimodal.errors import UsageError
+from multimodal.export import clients
 from multimodal.export.client_files import write_client
 from multimodal.export.parts import graphs_of
+from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
+from multimodal.models.text import TextTransformer
+from multimodal.tasks.text.embed import text_rows
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.load import families
+from multimodal.weights.load import families, load
 from tests.helpers import tiny_checkpoints
 from tests.helpers.references import encoders, speech
-from tests.helpers.tiny import ALL, made
+from tests.helpers.tiny import ALL, TEXTS, conformer, made, randomized
 
 DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
     "text-linear", "text-encoder", "text-detector")] + ["speech-to-text", "captioner", "captioner-bert"]  # fmt: skip
@@ -103,11 +112,56 @@ def test_vectors_of_texts_have_the_length_of_the_card(normalize):
     assert torch.allclose(vectors.norm(dim=-1), torch.ones(2)) is normalize
 
 
+@torch.no_grad()
+def test_a_decoder_of_vectors_sees_its_window_and_without_a_head_has_states():
+    model = randomized(TextTransformer(replace(TEXTS["llama"], window=3, tied=None)))
+    for card in ({"pooling": "last"}, {}):
+        (graph,) = graphs_of(Checkpoint(model, card=card))
+        assert graph.outputs == ("last_hidden_state", *["sentence_embedding"] * bool(card))
+        states = graph.module(IDS, VALID.flip(1))[0]
+        assert torch.allclose(states[1], model.states(IDS[1:])[0], atol=1e-5)
+        assert torch.allclose(states[0, :5], model.states(IDS[:1, :5])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("puts_end", "card"), [(False, {}), (False, {"pooling": "last"}), (True, {"pooling": "last"})])
+def test_the_ids_after_a_text_are_those_of_embed(puts_end, card, tmp_path):
+    source = replace(tiny_checkpoints.checkpoint("llama"), card=card)
+    tokenizer = copy(source.required_tokenizer())
+    tokenizer.puts_end = puts_end
+    settings = write_client(replace(source, tokenizer=tokenizer), tmp_path)
+    (row,) = text_rows(tokenizer, ["ab"], 32, ends=False)
+    assert [*settings["before"], *tokenizer.encode("ab"), *settings["after"]] == row
+
+
+def test_whispers_client_writes_as_many_tokens_as_transcribe(tmp_path):
+    made, most = load("whisper-mini"), []
+    kind = runpy.run_path(str(Path(clients.__file__).with_name("texts.py")))["TextClient"]
+    client = object.__new__(kind)
+    client.own, client.run = write_client(made, tmp_path), lambda graph, inputs: {}
+    client.filters, client.write = np.load(tmp_path / "mel.npy"), lambda *given: most.append(given[2]) or ""
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(bytes(3200))
+    client.transcribe(tmp_path / "a.wav")
+    assert most == [made.model.config.decoder.context // 2]
+
+
 @pytest.mark.parametrize(("search", "client"), [({}, "client.py"), ({"repetition_penalty": 1.5}, None)])
 def test_a_search_that_the_client_lacks_leaves_it_out(search, client, tmp_path):
     source = replace(tiny_checkpoints.checkpoint("llama"), card={"generation": search})
     assert write_client(source, tmp_path).get("client") == client
     assert (tmp_path / "client.py").exists() is (client is not None)
+
+
+@pytest.mark.parametrize("change", [{"near": (2, 1)}, {"chunk": 4, "left": 2}])
+def test_padding_has_a_frame_to_see_in_a_graph(change, monkeypatch):
+    """Without one its softmax is NaN there, also in the frames beside it."""
+    causal = {"block": replace(conformer(2).block, conv_causal=True)} if "chunk" in change else {}
+    encoder = ConformerEncoder(replace(conformer(2), **causal, **change))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    mask = encoder._masks(torch.tensor([40, 3]), 40)[1]
+    assert mask.any(-1).all()
+    assert not mask[1, 0, :3, 3:].any()
 
 
 @pytest.mark.parametrize(("name", "cause"), REFUSED.items())
