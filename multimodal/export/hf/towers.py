@@ -95,10 +95,11 @@ def _image(c: ViTConfig) -> dict[str, Any]:
 
 def clip(c: CLIPConfig, kind: str) -> dict[str, Any]:
     text = _stack(c.text.stack) | {"vocab_size": c.text.vocabulary, "max_position_embeddings": c.text.context}
+    image = _image(c.image) | {"image_size": c.image.image[0]}  # theirs are square
     if kind == "siglip":
-        return {"text_config": text | {"projection_size": c.embed}, "vision_config": _image(c.image)}
+        return {"text_config": text | {"projection_size": c.embed}, "vision_config": image}
     text["eos_token_id"] = c.eos_id
-    return {"text_config": text, "vision_config": _image(c.image), "projection_dim": c.embed}
+    return {"text_config": text, "vision_config": image, "projection_dim": c.embed}
 
 
 def vit(c: ViTConfig, kind: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json, read_json, shown
 from multimodal.system.records import from_record
 from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.hub.pipeline import FILE, naming_pipeline, vocabulary
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 
@@ -43,7 +44,17 @@ def exported_parts(folder: Path | None) -> tuple[dict[str, Any], dict[str, Any]]
     if not isinstance(card, dict):
         raise CheckpointError(f"{folder / RECORD}: card must be a table (got {card!r:.40})")
     if (own / "tokenizer_config.json").is_file():
-        made["tokenizer"] = tokenizer_from(own)
+        tokenizer = tokenizer_from(own)
+        if _most_id(folder / FILE) < tokenizer.vocab_size:  # or else another program added tokens since
+            made["tokenizer"] = tokenizer
     if (path := own / IMAGES).is_file():
         made["preprocessing"] = from_record(Preprocessing, read_json(path), str(path))
     return card, made
+
+
+def _most_id(path: Path) -> int:
+    """The highest id of a `tokenizer.json`; -1 without one."""
+    if not path.is_file():
+        return -1
+    with naming_pipeline(path):
+        return max((i for _, i in vocabulary(read_json(path))), default=-1)

@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, UsageError
+from multimodal.export.hf.configs import described
 from multimodal.models.clip import CLIP
 from multimodal.tokens.text.bytepair import byte_letters
 from multimodal.tokens.text.clip import CLIPTokenizer
 from multimodal.tokens.text.hub.added import FLAGS
-from multimodal.weights.folder import build
+from multimodal.weights.folder import Checkpoint, build
 from multimodal.weights.load import families
 from multimodal.weights.vision import clip_hf
 from tests.helpers.commands import evaluated, run
@@ -157,3 +158,11 @@ def test_released_configurations_build_models_of_their_size(name):
 def test_options_that_are_not_supported_are_refused_by_name_and_value(kind, config, named):
     with pytest.raises(CheckpointError, match=named):
         families()[kind].load({}, config, "file")
+
+
+def test_images_of_unequal_sides_have_no_place_in_a_clip_of_transformers():
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    told = {"text_config": sizes | {"vocab_size": 20}, "vision_config": sizes | {"image_size": [32, 64]}}
+    model = CLIP(families()["clip-hf"].config_from(told, {}))
+    with pytest.raises(UsageError, match=r"the nearest, clip, lacks image.image \(32, 64\)"):
+        described(Checkpoint(model, source="m"))
