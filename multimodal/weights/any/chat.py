@@ -7,6 +7,7 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json
 from multimodal.tokens.chat.format import ChatFormat
+from multimodal.tokens.text.hub.files import SPECIAL
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 
 MOST_TEMPLATE = 1 << 18  # characters; the longest in use have about 20,000
@@ -53,12 +54,23 @@ def chat_format(folder: Path | None, tokenizer: Tokenizer | None, **markers: str
     template = chat_template(folder, PROCESSOR if markers else TOKENIZER)
     if tokenizer is None or template is None:
         return None
-    record = {key: _name(value) for key, value in optional_json(folder / RECORD).items() if key.endswith("_token")}
     ends = optional_json(folder / "generation_config.json").get("eos_token_id")
     names = {i: name for name, i in tokenizer.control_names.items()}
     eos = tuple(names[i] for i in (ends if isinstance(ends, list) else [ends]) if i in names)
-    tokens = {key: value for key, value in record.items() if value is not None}
-    return ChatFormat(template, eos=eos, tokens=tokens, **media_tokens(folder, markers))
+    return ChatFormat(template, eos=eos, tokens=_tokens(folder, tokenizer, names), **media_tokens(folder, markers))
+
+
+def _tokens(folder: Path, tokenizer: Tokenizer, names: Mapping[int, str]) -> dict[str, str]:
+    """Names of special tokens in the folder's two files; bos and eos that they do not mention are the tokenizer's, as
+    transformers' classes have defaults."""
+    bos = tokenizer.named_bos_id if tokenizer.bos_id is None else tokenizer.bos_id
+    own = {key: names[i] for key, i in (("bos_token", bos), ("eos_token", tokenizer.eos_id)) if i in names}
+    record, more = (
+        {key: _name(value) for key, value in optional_json(folder / file).items() if key.endswith("_token")}
+        for file in (RECORD, SPECIAL)
+    )
+    more = {key: value for key, value in more.items() if record.get(key) is None}
+    return {key: value for key, value in (own | record | more).items() if value is not None}
 
 
 def _name(value: Any) -> str | None:

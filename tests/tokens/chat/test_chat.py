@@ -197,53 +197,59 @@ REPEAT = ("{{% set n = namespace(x=0, text='a' * 99999, long=range(99999) | list
           "{{% for i in range(60000) %}}{{% set n.x = {0} %}}{{% endfor %}}")  # fmt: skip
 
 
+PLAIN = [
+    ("{{ messages.__class__.__mro__ }}", "'__class__' of 'list' object is unsafe"),
+    ("{{ cycler.__init__.__globals__.os }}", "is unsafe"),
+    ("{{ raise_exception('roles must alternate') }}", "x: roles must alternate"),
+    ("{% if %}", "Expected an expression"),
+    ("{{ messages[7].role.name }}", "has no element 7"),
+    ("{{ 'a' * 10000000 }}", "the number 10000000 is larger"),
+    ("{{ 5 | tojson(10000000) }}", "the number 10000000 is larger"),
+    ("{{ 'a' | center(100000000) }}", "the number 100000000 is larger"),
+    ("{{ 'a'.ljust(100000000) }}", "the number 100000000 is larger"),
+    ("{{ '%99999999d' | format(1) }}", "No filter named 'format'"),
+    ("{{ '{:99999999d}'.format(1) }}", "format is not allowed"),
+    ("{{ '%99999999d' % 1 }}", "% is not allowed"),
+    ("{{ 9 ** 99999999 }}", "is not allowed|is larger"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ("{{ messages.append(1) }}", "is unsafe|not safely callable"),
+    ("{#" + "a" * 300_000 + "#}", "has 300004 characters"),
+    ("{{ lipsum(999999) }}", "'lipsum' is undefined"),
+]  # fmt: skip
+BOUNDED = [
+    ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", f"within {MOST_LINES} steps"),
+    ("{{ [1] * 1000 * 1000 * 2 }}", "makes more than"),
+    ("{{ ([range(9) | string | center(99999)] * 9999) | join }}", "join makes more than"),
+    ("{% set x = 'a' * 99999 %}{{ x | replace('a', x) }}{{ x.replace('a', x) }}", "replace makes more than"),
+    ("{% set x = 'a' * 99999 %}{{ x.replace('a', x) }}", "replace makes more than"),
+    ("{% set x = 'a' * 99999 %}{{ (messages | map('string') | list + [x] * 9999) | join(x) }}", "makes more"),
+    (DOUBLE.format("n.x + n.x", "'a' * 9999"), "more than"),
+    (DOUBLE.format("n.x ~ n.x", "'a' * 9999"), "more than"),
+    (DOUBLE.format("n.x * n.x", "99"), "bits"),
+    (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ n.x == messages }}"), "elements"),
+    (REPEAT.format("[range(99999) | list, n.x]"), "in all"),
+    (REPEAT.format("[n.long[1:], n.x]"), "in all"),
+    (REPEAT.format("['a' * 1048576, n.x]"), "in all"),
+    (REPEAT.format("[n.text.encode('utf-32'), n.x]"), "in all"),
+    (REPEAT.format("[n.text | center(99999) | list, n.x]"), "in all"),
+    (REPEAT.format("n.text | upper | length"), "in all"),
+    (REPEAT.format("-1 in n.long"), "in all"),
+]  # fmt: skip
+LONG = [  # minutes, with the whole bounds
+    (DOUBLE.format("[n.x, n.x]", "[1]"), "elements"),
+    (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ n }}"), "elements"),
+    (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ {1: n.x}.values() }}"), "elements"),
+    (REPEAT.format("n.long | sort"), "in all"),
+    (REPEAT.format("-1 is in n.long"), "in all"),
+    (REPEAT.format("[1, " + "1, " * 9999 + "1]"), "in all"),
+    ("{{ range(99999) | batch(1) | sum(start=[]) }}", "sum makes more than"),
+]  # fmt: skip
+QUICK = [(*case, 4) for case in [*PLAIN, *BOUNDED, *LONG]]  # with bounds of a sixteenth
+
+
 @pytest.mark.parametrize(
-    ("template", "cause"),
-    [
-        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", f"within {MOST_LINES} steps"),
-        ("{{ messages.__class__.__mro__ }}", "'__class__' of 'list' object is unsafe"),
-        ("{{ cycler.__init__.__globals__.os }}", "is unsafe"),
-        ("{{ raise_exception('roles must alternate') }}", "x: roles must alternate"),
-        ("{% if %}", "Expected an expression"),
-        ("{{ messages[7].role.name }}", "has no element 7"),
-        ("{{ 'a' * 10000000 }}", "the number 10000000 is larger"),
-        ("{{ 5 | tojson(10000000) }}", "the number 10000000 is larger"),
-        ("{{ [1] * 1000 * 1000 * 2 }}", "makes more than"),
-        ("{{ 'a' | center(100000000) }}", "the number 100000000 is larger"),
-        ("{{ 'a'.ljust(100000000) }}", "the number 100000000 is larger"),
-        ("{{ '%99999999d' | format(1) }}", "No filter named 'format'"),
-        ("{{ '{:99999999d}'.format(1) }}", "format is not allowed"),
-        ("{{ '%99999999d' % 1 }}", "% is not allowed"),
-        ("{{ 9 ** 99999999 }}", "is not allowed|is larger"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-        ("{{ messages.append(1) }}", "is unsafe|not safely callable"),
-        ("{{ ([range(9) | string | center(99999)] * 9999) | join }}", "join makes more than"),
-        ("{% set x = 'a' * 99999 %}{{ x | replace('a', x) }}{{ x.replace('a', x) }}", "replace makes more than"),
-        ("{% set x = 'a' * 99999 %}{{ x.replace('a', x) }}", "replace makes more than"),
-        ("{% set x = 'a' * 99999 %}{{ (messages | map('string') | list + [x] * 9999) | join(x) }}", "makes more"),
-        (DOUBLE.format("n.x + n.x", "'a' * 9999"), "more than"),
-        (DOUBLE.format("n.x ~ n.x", "'a' * 9999"), "more than"),
-        (DOUBLE.format("[n.x, n.x]", "[1]"), "elements"),
-        (DOUBLE.format("n.x * n.x", "99"), "bits"),
-        (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ n }}"), "elements"),
-        (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ {1: n.x}.values() }}"), "elements"),
-        (DOUBLE.format("[n.x, n.x]", "[1]").replace("{{ n.x }}", "{{ n.x == messages }}"), "elements"),
-        (REPEAT.format("[range(99999) | list, n.x]"), "in all"),
-        (REPEAT.format("[n.long[1:], n.x]"), "in all"),
-        (REPEAT.format("['a' * 1048576, n.x]"), "in all"),
-        (REPEAT.format("[n.text.encode('utf-32'), n.x]"), "in all"),
-        (REPEAT.format("[n.text | center(99999) | list, n.x]"), "in all"),
-        (REPEAT.format("n.long | sort"), "in all"),
-        (REPEAT.format("n.text | upper | length"), "in all"),
-        (REPEAT.format("-1 in n.long"), "in all"),
-        (REPEAT.format("-1 is in n.long"), "in all"),
-        (REPEAT.format("[1, " + "1, " * 9999 + "1]"), "in all"),
-        ("{{ range(99999) | batch(1) | sum(start=[]) }}", "sum makes more than"),
-        ("{#" + "a" * 300_000 + "#}", "has 300004 characters"),
-        ("{{ lipsum(999999) }}", "'lipsum' is undefined"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("shift", [4, pytest.param(0, marks=pytest.mark.ci)])  # 16 times sooner, then as it is
+    ("template", "cause", "shift"), [*QUICK, *(pytest.param(*case, 0, marks=pytest.mark.ci) for case in BOUNDED)]
+)
 def test_a_hostile_template_is_one_line(template, cause, shift, monkeypatch):
     monkeypatch.setattr(budget, "MOST_SECONDS", 200.0)  # slow or busy processors would meet it before the other bounds
     monkeypatch.setattr(budget, "MOST_WORK", budget.MOST_WORK >> shift)
@@ -322,3 +328,31 @@ def test_tokens_added_to_a_sentencepiece_model_equal_transformers(legacy, tmp_pa
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match="with rstrip is not supported"):
         hub_tokenizer(tmp_path, {"model_type": "llama", "vocab_size": 408})
+
+
+def test_templates_read_the_special_tokens_that_transformers_tokenizers_have(tmp_path):
+    """Those that special_tokens_map.json names, and the ones of the tokenizer's class (DialoGPT names none)."""
+    from transformers import AutoTokenizer
+
+    from multimodal.weights.any.chat import chat_format
+
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}{{ bos_token }}{{ pad_token }}"
+    record, said = {"model_max_length": 64, "chat_template": template}, [{"role": "user", "content": "hello"}]
+    pipeline = json.loads((folder_of("bytes", tmp_path) / "tokenizer.json").read_text())
+    vocab = {{"</s>": "<|endoftext|>"}.get(name, name): i for name, i in pipeline["model"]["vocab"].items()}
+    pairs = "\n".join(" ".join(pair) for pair in pipeline["model"]["merges"])
+    for folder, kind in (("map", "llama"), ("class", "gpt2")):
+        (root := tmp_path / folder).mkdir()
+        (root / "config.json").write_text(json.dumps({"model_type": kind}))
+        (root / "tokenizer_config.json").write_text(json.dumps(record))
+        if kind == "gpt2":
+            (root / "vocab.json").write_text(json.dumps(vocab))
+            (root / "merges.txt").write_text(f"#version: 0.2\n{pairs}\n")
+        else:
+            (root / "tokenizer.json").write_text(json.dumps(pipeline))
+            named = SPECIAL | {"eos_token": {"content": "</s>", "lstrip": False}}
+            (root / "special_tokens_map.json").write_text(json.dumps(named))
+        made = hub_tokenizer(root, {"model_type": kind, "vocab_size": 400})
+        text = chat_format(root, made).text(read_messages(said), [], made, "")[0]
+        theirs = AutoTokenizer.from_pretrained(root)
+        assert text == theirs.apply_chat_template(said, tokenize=False) != "hello"
