@@ -1,6 +1,7 @@
 """Classifiers of images, texts and tables: accuracy, scores by class, regression errors."""
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from multimodal.tasks.evaluate.class_scores import ClassScores, class_scores
 from multimodal.tasks.evaluate.scores import top_shares
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.image.reading import read_image
+from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -206,6 +208,9 @@ def evaluate_classifier(
     texts = list(evenly(read_labelled(Path(data), columns), limit))
     context = model.config.context
     source = LabelledTexts(texts, checkpoint.tokenizer, labels, context, data)
+    if source.cut:
+        told = f"{data}: {source.cut} of {len(texts)} texts are cut to the model's context of {context} tokens"
+        warnings.warn(TextCut(told), stacklevel=2)
     logits = text_logits(model, source, CollateClassed(checkpoint.tokenizer.pad_id, context), batch_size)
     targets = torch.tensor([source.read(key).label for key in range(len(source))])
     return ClassifierEvaluation(

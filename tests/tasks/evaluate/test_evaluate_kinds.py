@@ -21,6 +21,7 @@ from multimodal.tasks.text.translate import translate
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.characters import CharacterTokenizer
+from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.objectives.text.heads import with_head
 from multimodal.train.objectives.text.language import LanguageModelSettings, language_config
@@ -144,6 +145,9 @@ def test_accuracy_of_a_text_classifier(capsys, tmp_path):
     assert "two dogs run" in Page.of(report).text
     with pytest.raises(UsageError, match=r"columns must be text and label \(got text\)"):
         evaluate_classifier(load_folder(tmp_path / "texts"), str(tmp_path / "rows.tsv"), columns=["text"])
+    (tmp_path / "long.tsv").write_text(f"{'a dog runs ' * 20}\tno\na cat sleeps\tno\ntwo dogs run\tyes\n")
+    with pytest.warns(TextCut, match=r"long\.tsv: 1 of 3 texts are cut to the model's context of \d+ tokens"):
+        evaluate_classifier(load_folder(tmp_path / "texts"), str(tmp_path / "long.tsv"))
     several = Checkpoint(model, tokenizer, card={"labels": ["no", "yes"], "scores": "sigmoid"})
     with pytest.raises(UsageError, match="expected a classifier of one label an item, got one of several"):
         evaluate_classifier(several, str(tmp_path / "rows.tsv"))
