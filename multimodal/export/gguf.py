@@ -23,7 +23,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from multimodal.weights.table import Tensors
-from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, PAIRED, gguf_checkpoint
+from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, PAIRED, POOLINGS, gguf_checkpoint
 
 ARCHITECTURES = {kind: arch for arch, (_, kind) in KINDS.items()}
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
@@ -57,6 +57,12 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
         fields[f"{arch}.rope.dimension_count"] = round(config["head_dim"] * share)
     if "layer_norm_eps" in config:
         fields[f"{arch}.attention.layer_norm_epsilon"] = config["layer_norm_eps"]
+    if (pooling := checkpoint.card.get("pooling")) is not None:
+        numbers = {name: number for number, name in POOLINGS.items()}
+        if pooling not in numbers:
+            known = ", ".join(numbers)
+            raise UsageError(f"model {checkpoint.source}: GGUF has no pooling {pooling!r:.40} (one of {known})")
+        fields[f"{arch}.pooling_type"] = numbers[pooling]
     fields |= _vocabulary(checkpoint.required_tokenizer(), checkpoint)
     if checkpoint.chat is not None:
         fields["tokenizer.chat_template"] = checkpoint.chat.template
@@ -129,6 +135,7 @@ def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     made: dict[str, Any] = {f"{name}_token_id": i for name, i in zip(("eos", "eot", "eom"), ends, strict=False)}
     made |= {} if bos is None else {"bos_token_id": bos}
     made |= {"padding_token_id": tokenizer.pad_id, "add_bos_token": tokenizer.bos_id is not None}
+    made |= {"add_eos_token": True} if tokenizer.puts_end else {}
     kinds, probes, words = list[dict[str, Any]](), PROBES, _words(tokenizer)
     if isinstance(tokenizer, SentencePieceTokenizer):
         if chat and tokenizer.prepend_scheme == "first":

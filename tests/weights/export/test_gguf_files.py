@@ -55,6 +55,20 @@ def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
     assert widths == [own.model.config.stack.block.attention.width // own.model.config.stack.block.attention.heads] * 2
 
 
+def test_pooling_and_end_of_an_embedding_model_come_back(tmp_path):
+    root, config = hub_folder(tmp_path, "chatml")
+    tokenizer, model = hub_tokenizer(root, config), llama(vocabulary=config["vocab_size"])
+    tokenizer.puts_end = True
+    for pooling in ("last", "mean"):
+        save_folder(Checkpoint(model, tokenizer, card={"pooling": pooling, "normalize": True}), tmp_path / "model")
+        export(tmp_path / "model", tmp_path / "model.gguf", to="gguf", overwrite=True)
+        read = load(tmp_path / "model.gguf")
+        assert (read.card["pooling"], read.card["normalize"], read.tokenizer.puts_end) == (pooling, True, True)
+    made = Checkpoint(model, tokenizer, card={"pooling": "max"}, source="m")
+    with pytest.raises(UsageError, match=r"GGUF has no pooling 'max' .one of mean, cls, last."):
+        check_gguf(made, tmp_path / "m.gguf", False)
+
+
 def test_tokens_that_a_chat_begins_and_ends_with_come_back(tmp_path):
     """Also a bos that texts get none of, and ends whose names llama.cpp does not know."""
     root, config = hub_folder(tmp_path, "chatml")

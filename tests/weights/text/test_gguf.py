@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
+from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Generator, end_ids
 from multimodal.tokens.text.hub.gguf_vocabulary import gguf_tokenizer
 from multimodal.weights.files import gguf_file
@@ -82,7 +83,8 @@ def written(path, arch: str, model: torch.nn.Module, kind=gguf.GGMLQuantizationT
     if arch == "stablelm":
         out.add_uint32(f"{arch}.rope.dimension_count", 2)
         out.add_bool(f"{arch}.use_parallel_residual", False)
-    kinds = {int: out.add_uint32, float: out.add_float32, str: out.add_string, list: out.add_array}
+    kinds = {int: out.add_uint32, float: out.add_float32, str: out.add_string, list: out.add_array,
+             bool: out.add_bool}  # fmt: skip
     for key, value in changes.items():
         out.kv_data[0].pop(f"{arch}.{key}", None)
         if value is not None:
@@ -179,6 +181,32 @@ def test_sentencepieces_of_a_file_are_those_of_llamas_model(tmp_path):
             assert tokenizer.encode(text) == theirs.encode(text)
             assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(theirs.encode(text))
             assert not tokenizer.control & set(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_an_embedding_model_says_its_pooling_and_direction(causal, tmp_path):
+    model = reference("qwen3", is_causal=causal)
+    states = model.model(torch.tensor([pipeline("chatml").encode("The cat sat").ids])).last_hidden_state[0]
+    for number, vector in ((1, states.mean(0)), (3, states[-1])):
+        path = written(tmp_path / "model.gguf", "qwen3", model, pooling_type=number, **{"attention.causal": causal})
+        found = Embedder(load(path), normalize=None).texts(["The cat sat"])[0]
+        assert abs(found - (vector / vector.norm()).numpy()).max() <= 1e-5
+    with pytest.raises(CheckpointError, match=r"qwen3\.pooling_type 4 is not supported \(0 to 3\)"):
+        load(written(tmp_path / "model.gguf", "qwen3", model, pooling_type=4))
+
+
+def test_an_end_that_a_file_adds_is_put_after_texts_to_embed(tmp_path):
+    pieces, model = llama_pieces(tmp_path), reference("llama", vocab_size=405)
+    files = (
+        written(tmp_path / "bytes.gguf", "llama", model),
+        written(tmp_path / "p.gguf", "llama", model, pieces=pieces),
+    )
+    for path in files:
+        fields = read_gguf(path)[1]
+        for told in (False, True):
+            fields["tokenizer.ggml.add_eos_token"] = told
+            assert gguf_tokenizer(path, fields, 405, 64).puts_end is told
 
 
 @torch.no_grad()

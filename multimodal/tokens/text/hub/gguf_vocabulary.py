@@ -78,7 +78,7 @@ def _bytes(
     ends = [i for i in end_ids(own, control) if i != eos]
     bos = own.get("bos_token_id") if own.get("add_bos_token", split in WHOLE) else None
     return HubTokenizer(pipeline, control, size, pad_id=next((i for i in (pad, eos) if i is not None), 0), bos_id=bos,
-                        eos_id=eos, context=context, end_ids=ends)  # fmt: skip
+                        eos_id=eos, context=context, end_ids=ends, puts_end=bool(own.get("add_eos_token")))  # fmt: skip
 
 
 def _pieces(
@@ -102,4 +102,5 @@ def _pieces(
     normal.add_dummy_prefix = bool(own.get("add_space_prefix", True))
     pad = next((i for i in (own.get("padding_token_id"), eos) if i is not None), 0)
     return SentencePieceTokenizer(path, pad_id=pad, add_bos=bool(own.get("add_bos_token", True)), context=context,
-                                  vocab_size=size, proto=model.SerializeToString())  # fmt: skip
+                                  vocab_size=size, proto=model.SerializeToString(),
+                                  puts_end=bool(own.get("add_eos_token")))  # fmt: skip

@@ -36,13 +36,14 @@ NAMES = {
     "attention.sliding_window": "sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
-    "use_parallel_residual": "use_parallel_residual",
+    "use_parallel_residual": "use_parallel_residual", "attention.causal": "is_causal",
 }  # fmt: skip
 COUNTS = ("context_length", "embedding_length", "block_count", "attention.head_count")  # of every file
 # those that say nothing more about the computation
 NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "attention.layer_norm_epsilon",
-           "attention.causal", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+           "pooling_type", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length",
            "rope.scaling.attn_factor", "rope.scaling.type", "rope.scaling.factor")  # fmt: skip
+POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # by llama.cpp's numbers; 0 is none
 WIDEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27 B models, which divide scores by √(width / heads)
 EMBEDDING, HEAD, RATES = "token_embd.weight", "output.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
 PAIRED = ("llama", "granite", "smollm3")  # llama.cpp turns neighbouring numbers of these, not halves
@@ -61,11 +62,22 @@ def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) ->
         renamed = _renamed(path, arch, family, config, tensors)
     made = family.load(renamed, config, str(path))
     tokenizer = gguf_tokenizer(path, fields, made.model.config.vocabulary, made.model.config.context)
-    card = made.card | {"format": f"gguf ({family.name})"}
+    if not (made.model.config.causal or tokenizer.puts_end):
+        tokenizer.eos_id = None  # which encoders get after a text
+    card = made.card | {"format": f"gguf ({family.name})"} | _vectors(path, arch, fields)
     ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     if ordinary := [i for i in ends if type(i) is int and i not in tokenizer.control_names.values()]:
         card["generation"] = {"eos_token_id": ordinary}
     return Checkpoint(made.model, tokenizer, None, str(path), card, chat=_chat(fields, tokenizer))
+
+
+def _vectors(path: Path, arch: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """How texts become vectors, which llama.cpp scales to length 1."""
+    if not (kind := fields.get(name := f"{arch}.pooling_type")):
+        return {}
+    if type(kind) is not int or kind not in POOLINGS:
+        raise CheckpointError(f"{path}: {name} {kind!r:.40} is not supported (0 to {max(POOLINGS)})")
+    return {"pooling": POOLINGS[kind], "normalize": True}
 
 
 def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
