@@ -18,6 +18,7 @@ FAMILIES = {(name, kind.__name__): kind for kind in (causal, decoders, encoders,
 @pytest.mark.parametrize("name", FAMILIES, ids=lambda name: name[0])
 def test_a_text_model(name: tuple[str, str], kind: str, most: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prepare, "prefers_native", lambda: True)
+    monkeypatch.setattr(prepare, "prefers_native_attention", lambda: True)
     monkeypatch.setattr(prepare, "prefers_int8", lambda dtype: True)
     made = FAMILIES[name].case(name[0])
     family = families()[made.family] if isinstance(made.family, str) else made.family
