@@ -80,13 +80,12 @@ LAYOUTS = ("csv", "tar")
 # the recipes share their readers of images and audio
 QUICK = {("vit", "csv"), ("match", "tar"), ("captioner", "csv"), ("asr", "tar"), ("whisper", "csv")}
 CASES = [
-    pytest.param(name, layout, marks=() if (name, layout) in QUICK else pytest.mark.slow)
+    pytest.param(name, layout, marks=pytest.mark.ci if (name, layout) in QUICK else pytest.mark.slow)
     for name in RECIPES
     for layout in LAYOUTS
 ]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(("name", "layout"), CASES)
 def test_what_validate_passes_trains(name, layout, tmp_path, load_recipe):
     recipe, kind, flags = RECIPES[name]

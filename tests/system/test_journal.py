@@ -41,9 +41,9 @@ CASES = {
 }
 
 
-def some(*quick: str):
-    """Run these cases by default, and all with `-m slow`."""
-    cases = [name if name in quick else pytest.param(name, marks=slow) for name in CASES]
+def some(*quick: str, marks=()):
+    """Run these cases with `marks`, and the others with `-m slow`."""
+    cases = [pytest.param(name, marks=marks if name in quick else slow) for name in CASES]
     return pytest.mark.parametrize("call", cases, indirect=True)
 
 
@@ -95,9 +95,12 @@ def assert_same_files(own, whole, call) -> None:
     assert own == whole
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=slow)])
-@some("whisper", "conformer")
+@pytest.mark.parametrize(
+    ("call", "kills"),
+    [pytest.param(name, kills, marks=pytest.mark.ci if kills == 3 and name in ("whisper", "conformer") else slow)
+     for name in CASES for kills in (3, 10)],
+    indirect=["call"],
+)  # fmt: skip
 def test_kills_change_no_byte_of_any_format(call, kills, monkeypatch, tmp_path, capfd):
     call = [*call, "--clip_timestamps", clips(kills + 2)]
     whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
@@ -158,8 +161,7 @@ def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
     assert len(files(out)) == 5
 
 
-@pytest.mark.ci
-@some("whisper batched", "conformer")
+@some("whisper batched", "conformer", marks=pytest.mark.ci)
 def test_a_full_disk_loses_nothing(call, monkeypatch, tmp_path, capfd):
     out, write, calls = tmp_path / "out", os.write, []
 

@@ -212,13 +212,12 @@ start(main)
 """
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("number", "workers", "group"),
     [
         pytest.param(signal.SIGTERM, 2, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 0, False, marks=pytest.mark.slow),
-        (signal.SIGINT, 2, True),
+        pytest.param(signal.SIGINT, 2, True, marks=pytest.mark.ci),
     ],
     ids=["SIGTERM", "SIGUSR1", "SIGINT"],
 )

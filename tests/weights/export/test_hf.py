@@ -42,8 +42,10 @@ MODULES = {causal: causal.CASES, decoders: decoders.CASES, encoders: encoders.CA
 NAMES = [(module, name) for module, names in MODULES.items() for name in names]
 # one of each family, and heads whose class their tensors do not tell; the others, such as "BERT, masked", with -m slow
 HEADS = ("BERT, one class", "BERT, choices", "BERT, next sentence", "MPNet, choices")
-CASES = [pytest.param(module, name, id=name, marks=[pytest.mark.slow] if "," in name and name not in HEADS else [])
-         for module, name in NAMES]  # fmt: skip
+CASES = [
+    pytest.param(module, name, id=name, marks=pytest.mark.slow if "," in name and name not in HEADS else pytest.mark.ci)
+    for module, name in NAMES
+]
 IDS = torch.tensor([[3, 7, 5, 2], [8, 6, 4, 2]])
 
 
@@ -51,7 +53,6 @@ def family_of(made):
     return families()[made.family] if isinstance(made.family, str) else made.family
 
 
-@pytest.mark.ci
 @torch.no_grad()
 @pytest.mark.parametrize(("module", "name"), CASES)
 def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):

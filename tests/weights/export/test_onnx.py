@@ -33,7 +33,9 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not inst
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 SIZES = {"batch": 3, "length": 4, "past": 0, "source": 5, "frames": 18, "total": 4}
 UNSUPPORTED = ("text-linear", "transducer", "moonshine", "canary", "git", "coca", "tabular")
-KINDS = [name for name in ALL if name not in UNSUPPORTED and not name.startswith(("any", "conformer-"))]
+QUICK = ("vit-token", "speech-to-text", "text-encoder")  # graphs that no other test here computes; all with -m slow
+KINDS = [pytest.param(name, marks=pytest.mark.ci if name in QUICK else pytest.mark.slow) for name in ALL
+         if name not in UNSUPPORTED and not name.startswith(("any", "conformer-"))]  # fmt: skip
 
 
 def client_of(folder: Path):
@@ -179,8 +181,6 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "out")
 
 
-@pytest.mark.ci
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_graphs_compute_what_their_modules_do_at_other_sizes(name, tmp_path):
     source = Checkpoint(made(name), source=name)
