@@ -20,6 +20,8 @@ from tests.helpers.paths import RECIPES, SHARED_DATA
 
 MOST_WORKERS = 8  # each holds 1.5 GB of reference libraries
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each process would compile the package and the tests again
+sys.dont_write_bytecode = False
 typed.install("multimodal")
 for name in [name for name in os.environ if name.startswith("MULTIMODAL_")]:  # the default models of whoever runs them
     del os.environ[name]

@@ -10,11 +10,15 @@ import contextlib
 import enum
 import functools
 import inspect
+import marshal
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Collection, Hashable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import cache_from_source
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_args
 
@@ -25,6 +29,7 @@ from jaxtyping import AbstractArray, jaxtyped
 CHECK = beartype(conf=BeartypeConf(violation_type=TypeError, is_pep484_tower=True))
 NAME = "@checked"  # a name that no source can use
 INNER: set[CodeType] = set()  # of functions in functions, seen before
+SUM = zlib.crc32(Path(__file__).read_bytes())  # another version of this file makes other bytecode
 
 
 def has_arrays(annotation: Any) -> bool:
@@ -174,11 +179,18 @@ class Decorate(ast.NodeVisitor):
 
 class CheckedLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Compile without reading or writing the bytecode cache of the unchecked module."""
+        """Compile, or read from a bytecode cache beside that of the unchecked module."""
         path = self.get_filename(fullname)
+        cached = cache_from_source(path, optimization="checked")
+        stamp = marshal.dumps([SUM, path, *self.path_stats(path).values()])
+        with contextlib.suppress(OSError):
+            if (data := self.get_data(cached)).startswith(stamp):
+                return marshal.loads(data[len(stamp) :])
         tree = ast.parse(self.get_data(path), path)
         Decorate().visit(tree)
-        return compile(tree, path, "exec", dont_inherit=True)
+        code = compile(tree, path, "exec", dont_inherit=True)
+        self.set_data(cached, stamp + marshal.dumps(code))
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         setattr(module, NAME, checked_once)
