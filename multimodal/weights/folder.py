@@ -306,12 +306,15 @@ def build(model_class: type[nn.Module], config: Any, tensors: int | None = None)
         return model_class(config)
 
 
+DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
 class _Undrawn(TorchFunctionMode):
     """Skip random initialization: on the meta device torch would import its whole compiler for it (seconds)."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function in (torch.Tensor.normal_, nn.init.normal_, torch.Tensor.uniform_):
+        if function in DRAWS:
             return args[0] if args else kwargs["tensor"]
         if function is torch.randn:
             return torch.empty(*args, **kwargs)
