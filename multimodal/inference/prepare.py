@@ -175,7 +175,7 @@ def _for_cpu(
             apart = isinstance(owner, TextTransformer) and owner.relative is not None
             in_native(made.get_submodule(name), quick, join=not apart)
     prepare_speech(made)
-    if prefers_native_attention():
+    if (dtype == torch.float32 or compiled) and prefers_native_attention():
         attend_natively(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
     packed = [""]  # the whole model
