@@ -1,7 +1,8 @@
 """The commands of README and docs, as written, on small files with the names that they use.
 
 A block marked ```sh is run; ```sh download needs a checkpoint that is not here. Commands and recipes run in this
-process, since starting one for each would take minutes; with `-m slow` the README's recipe runs as in a shell, too.
+process, since starting one for each would take minutes; with `-m slow` the README's recipe runs as in a shell, too,
+and the exports write whole graphs.
 """
 
 import io
@@ -19,6 +20,7 @@ import pytest
 from PIL import Image
 
 from multimodal.cli import main
+from multimodal.export import onnx
 from multimodal.train.recipe_cli import start
 from tests.helpers.data.video_files import video
 from tests.helpers.paths import ROOT
@@ -125,9 +127,19 @@ def commands(block: str) -> list[list[str]]:
     return [shlex.split(part) for line in lines if line for part in line.split("&&")]
 
 
-@pytest.mark.ci
-@pytest.mark.usefixtures("blank_figures")  # drawing has tests of its own
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.fixture
+def graphs(request, monkeypatch) -> None:
+    """Write empty graphs: torch's exporter takes a minute, and tests/weights/export run it."""
+    if request.param == "blank":
+        monkeypatch.setattr(onnx, "export_graph", lambda _, path: path.touch())
+        monkeypatch.setattr(onnx, "quantize", lambda _: None)
+
+
+@pytest.mark.usefixtures("blank_figures", "graphs")  # drawing has tests of its own
+@pytest.mark.parametrize(("name", "graphs"), [
+    *(pytest.param(name, "blank", marks=pytest.mark.ci) for name in BLOCKS),
+    *(pytest.param(name, "whole", marks=pytest.mark.slow) for name, text in BLOCKS.items() if "--to onnx" in text),
+], indirect=["graphs"])  # fmt: skip
 def test_the_commands_of_the_pages_run(name, place, monkeypatch, capsysbinary, load_recipe):
     for words in commands(BLOCKS[name]):
         print(*words)
