@@ -70,8 +70,9 @@ def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
 
 
 def _shared(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Steps of images, `edges` before the crop if a client can do all; ids around a text, of a masked and of control
-    tokens, and the longest text with them. A source of a translator begins with a language in place of bos."""
+    """Steps of images, `edges` before the crop if a client can do all; ids around a text, between the two of a pair, of
+    a masked and of control tokens, and the longest text with them. A source of a translator begins with a language in
+    place of bos."""
     model, tokenizer, record = checkpoint.model, checkpoint.tokenizer, checkpoint.preprocessing
     made: dict[str, Any] = {}
     if record is not None:
@@ -80,7 +81,9 @@ def _shared(checkpoint: Checkpoint) -> dict[str, Any]:
     if tokenizer is None or isinstance(model, ConformerCTC | Whisper):
         return made
     start, end = tokenizer.frame
-    if isinstance(model, TextTransformer) and model.config.causal and not tokenizer.puts_end:
+    if isinstance(model, TextTransformer) and not model.config.causal:
+        made |= {"between": end * tokenizer.pair_ends, "second_segment": tokenizer.pair_segment}
+    elif isinstance(model, TextTransformer) and not tokenizer.puts_end:
         end = []  # it writes its own, and vectors are made without
     translates = isinstance(model, EncoderDecoder) and tokenizer.language_ids
     text = next(getattr(model.config, name) for name in ("text", "decoder", "context") if hasattr(model.config, name))

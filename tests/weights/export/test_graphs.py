@@ -18,12 +18,14 @@ from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.text.embed import text_rows
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families, load
 from tests.helpers import tiny_checkpoints
 from tests.helpers.references import encoders, speech
-from tests.helpers.tiny import ALL, TEXTS, conformer, made, randomized
+from tests.helpers.references.hub import hub_folder
+from tests.helpers.tiny import ALL, ENCODER, TEXTS, conformer, made, randomized
 
 DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
     "text-linear", "text-encoder", "text-detector")] + ["speech-to-text", "captioner", "captioner-bert"]  # fmt: skip
@@ -131,6 +133,18 @@ def test_the_ids_after_a_text_are_those_of_embed(puts_end, card, tmp_path):
     settings = write_client(replace(source, tokenizer=tokenizer), tmp_path)
     (row,) = text_rows(tokenizer, ["ab"], 32, ends=False)
     assert [*settings["before"], *tokenizer.encode("ab"), *settings["after"]] == row
+
+
+@pytest.mark.parametrize("name", ["byte-level", "wordpiece"])
+def test_a_pair_of_texts_is_made_of_the_settings(name, tmp_path):
+    tokenizer = hub_tokenizer(*hub_folder(tmp_path, name))
+    model = TextTransformer(replace(ENCODER, vocabulary=tokenizer.vocab_size))
+    own = write_client(Checkpoint(model, tokenizer), tmp_path)
+    first, second = (tokenizer.encode(text) for text in ("The cat", "a dog"))
+    row = [*own["before"], *first, *own["between"], *second, *own["after"]]
+    segments = [0] * (len(row) - len(second) - len(own["after"]))
+    segments += [own["second_segment"]] * (len(row) - len(segments))
+    assert tokenizer.pair("The cat", "a dog") == (row, segments)
 
 
 def test_whispers_client_writes_as_many_tokens_as_transcribe(tmp_path):
