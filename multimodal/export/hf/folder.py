@@ -31,8 +31,8 @@ from multimodal.weights.text.sentence import MODULES, PROMPTS, SETTINGS, sentenc
 BESIDE = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm",
-    "target.spm", "preprocessor_config.json", "processor_config.json", "generation_config.json",
-    "chat_template.jinja", "chat_template.json",
+    "target.spm", "target_vocab.json", "normalizer.json", "preprocessor_config.json", "processor_config.json",
+    "generation_config.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 GENERATING = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 MODULE_FILES = ("config.json", "model.safetensors")
