@@ -3,6 +3,7 @@
 import io
 import warnings
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -116,3 +117,24 @@ def test_rarer_containers_that_end_early(form, codec):
     file = encode(sweep(44100, 12), 44100, form, codec, options={"b": "96k"} if codec == "wmav2" else None)
     assert abs(len(read_audio(file)) - 12 * 16000) < 0.1 * 16000
     refused(file[: len(file) // 2], "ends early")
+
+
+def fragmented(file: bytes) -> bytes:
+    """An MP4 in fragments of a second, as browsers and streaming servers write them."""
+    made, options = io.BytesIO(), {"movflags": "empty_moov", "frag_duration": "1000000"}
+    with av.open(io.BytesIO(file)) as source, av.open(made, "w", "mp4", container_options=options) as container:
+        stream = container.add_stream_from_template(source.streams.audio[0])
+        for packet in source.demux():
+            if packet.dts is not None:
+                packet.stream = stream
+                container.mux(packet)
+    return made.getvalue()
+
+
+def test_a_fragmented_mp4_that_is_cut_or_broken_ends_early():
+    file = fragmented(encode(sweep(48000, 12), 48000, "mp4", "aac"))
+    for whole in (file, file + b"\xff" * 99):
+        assert abs(len(read_audio(whole)) - 12 * 16000) < 0.1 * 16000
+    cut = int(0.56 * len(file))  # near a fragment's end: FFmpeg misses none of it
+    refused(file[:cut], "ends early")
+    refused(file[:cut] + file[cut - 1500 :], "ends early")

@@ -12,6 +12,8 @@ UNCOMPRESSED = (1, 3, 0xFFFE)  # format tags of WAV: PCM, floats, either with mo
 # Sizes in WAV headers written to a pipe, where the writer cannot seek back.
 PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100000000))
 MOST_CHUNKS = 10000  # to walk; a file of empty chunks would take minutes
+MOST_FRAGMENTS = 10 * MOST_CHUNKS  # there may be several in a second
+STEP = 1 << 20  # bytes searched at once
 
 
 def promised_seconds(container, stream, file: io.BufferedIOBase) -> float | None:
@@ -97,6 +99,8 @@ def ends_inside(file: io.BufferedIOBase) -> bool:
     end, head = _size(file), bytes_at(file, 0, 24)
     if head[:4] == b"OggS":
         return _ends_inside_page(file, end)
+    if head[4:8] == b"ftyp":
+        return _loses_fragments(file, end)
     size = 0
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         size = 8 + struct.unpack("<I", head[4:8])[0]
@@ -133,6 +137,24 @@ def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
     page = tail[tail.rfind(b"OggS") :]
     segments = page[26] if len(page) > 26 else 255
     return len(page) < 27 + segments + sum(page[27 : 27 + segments])
+
+
+def _loses_fragments(file: io.BufferedIOBase, end: int) -> bool:
+    """Return True if a fragmented MP4 stops inside a fragment, or goes on after a broken box, where FFmpeg stops. (Its
+    length is that of the fragments found.)"""
+    offset, fragmented = 0, False
+    for _ in range(MOST_FRAGMENTS):
+        if len(header := bytes_at(file, offset, 8)) < 8:
+            return False
+        size, kind = struct.unpack(">I4s", header)
+        if size == 1:
+            size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
+        fragmented |= kind == b"moof"
+        if size < 8 or offset + size > end or not kind.isascii():
+            parts = (bytes_at(file, at, STEP + 3) for at in range(offset, end, STEP))
+            return fragmented and (kind in (b"moof", b"mdat") or any(b"moof" in part for part in parts))
+        offset += size
+    return False
 
 
 def starts_without_index(file: io.BufferedIOBase) -> bool:
