@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +19,14 @@ from multimodal.serve.routes import live
 from multimodal.system.assets import asset
 from multimodal.tasks.transcribe.options import LiveOptions
 from multimodal.tokens.audio.reading import read_audio
+from tests.helpers.data.audio_files import first_words
 from tests.serve.conftest import recorded
 
 SPEECH = asset("sample", "speech.flac")
 
 
-def samples(rate: int = 16_000) -> bytes:
-    wave = read_audio(SPEECH)
+def samples(rate: int = 16_000, recording: Path | None = None) -> bytes:
+    wave = read_audio(recording or first_words())
     if rate != 16_000:
         import torchaudio
 
@@ -42,7 +44,7 @@ def words(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    return multimodal.transcribe(SPEECH, "asr-conformer-en", compute_type="float32")["text"]
+    return multimodal.transcribe(first_words(), "asr-conformer-en", compute_type="float32")["text"]
 
 
 def test_plain_samples_give_partials_finals_and_a_summary(served, expected):
@@ -319,7 +321,7 @@ def test_each_commit_is_answered(served):
 
 def test_without_turn_detection_a_commit_is_an_item(served):
     """Its sound may end inside a sample, whose rest comes after the commit."""
-    data, cut = samples(24_000), 6 * 48_000 + 1
+    data, cut = samples(24_000, SPEECH), 6 * 48_000 + 1
     whole = LiveRecording(multimodal.load("asr-conformer-en"), (lane := Lane("live")), LiveOptions(rate=24_000),
                           (given := []).append)  # fmt: skip
     for part in (data[: cut - 1], data[cut - 1 :]):

@@ -10,11 +10,9 @@ import pytest
 import multimodal
 from multimodal.errors import UsageError
 from multimodal.serve.options import ServeOptions
-from multimodal.system.assets import asset
+from tests.helpers.data.audio_files import first_words
 from tests.serve.test_endpoints import png
 from tests.serve.test_limits import refused
-
-SPEECH = asset("sample", "speech.flac").read_bytes()
 
 
 class Site(http.server.BaseHTTPRequestHandler):
@@ -25,7 +23,7 @@ class Site(http.server.BaseHTTPRequestHandler):
             self.send_header("location", moved)
             self.end_headers()
             return
-        body = {"/a.png": png("green"), "/talk": SPEECH, "/large": bytes(3_000_000)}.get(self.path)
+        body = {"/a.png": png("green"), "/talk": first_words(), "/large": bytes(3_000_000)}.get(self.path)
         self.send_response(404 if body is None else 200)
         self.end_headers()
         self.wfile.write(body or b"")

@@ -1,20 +1,17 @@
 """A caller's autocast changes no result: prepared models have the number types of their `compute_type`."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import multimodal
 from multimodal.inference.modules import inference_mode
-
-SAMPLE = Path(__file__).parents[2] / "assets" / "sample"
+from tests.helpers.data.audio_files import first_words
 
 
 def results() -> list:
     image = np.random.default_rng(0).integers(0, 255, (80, 100, 3), dtype=np.uint8)
-    embedder, speech = multimodal.Embedder("clip-vit-16", compute_type="float32"), SAMPLE / "speech.flac"
+    embedder, speech = multimodal.Embedder("clip-vit-16", compute_type="float32"), first_words()
     checkpoint = multimodal.load("clip-vit-16")
     asker = multimodal.Asker(compute_type="float32", max_new_tokens=4)
     return [
