@@ -18,6 +18,7 @@ from PIL import Image
 import multimodal
 from multimodal.errors import UsageError
 from multimodal.export import clients
+from multimodal.export.client_files import write_client
 from multimodal.export.export import export
 from multimodal.export.onnx import quantize
 from multimodal.export.parts import graphs_of
@@ -119,41 +120,47 @@ def test_settings_suffice_for_a_model_without_a_client(model, tmp_path):
     assert client.write(prompt, state).strip() == wanted != ""
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("by_label", [False, True])
-def test_a_clip_gives_the_same_classification_and_int8_a_near_one(by_label, tmp_path, capsys):
-    config = replace(CLIPS["softmax"], eos_id=BYTES.eos_id)
-    config = replace(config, text=replace(config.text, vocabulary=IDS, context=40))
-    labels = ["a dog" * 9, "cat"]
-    card = {"templates": {labels[0]: ["{} sits", "{} runs"], "cat ": ["it is a feline"]}} if by_label else {}
-    save_folder(Checkpoint(randomized(CLIP(config)), BYTES, RECORD, card=card), tmp_path / "model")
-    Image.effect_noise((50, 31), 90).convert("RGB").save(tmp_path / "a.png")
+def pictures(folder: Path) -> list[str]:
+    """Images of each kind: with transparency, of 16 bits, turned by a flag, in colour."""
+    Image.effect_noise((50, 31), 90).convert("RGB").save(folder / "a.png")
     samples = np.random.default_rng(0).integers(0, 256, (31, 50, 4), np.uint8)
-    Image.fromarray(samples).save(tmp_path / "alpha.png")
-    Image.fromarray(samples[..., 0] * np.uint16(257)).save(tmp_path / "deep.png")
+    Image.fromarray(samples).save(folder / "alpha.png")
+    Image.fromarray(samples[..., 0] * np.uint16(257)).save(folder / "deep.png")
     turned = Image.Exif()
     turned[0x112] = 6
-    Image.fromarray(samples[..., :3]).save(tmp_path / "turned.png", exif=turned)
-    files = sorted(map(str, tmp_path.glob("*.png")))
-    with pytest.warns(UserWarning, match="cut to 40 tokens"):
-        found = multimodal.classify(files, labels=labels, model=str(tmp_path / "model"))
-    expected = [{one["label"]: one["score"] for one in result["scores"]} for result in found]
+    Image.fromarray(samples[..., :3]).save(folder / "turned.png", exif=turned)
+    return sorted(map(str, folder.glob("*.png")))
+
+
+@pytest.mark.ci
+def test_a_clip_gives_the_same_classification_and_int8_a_near_one(tmp_path, capsys):
+    config = replace(CLIPS["softmax"], eos_id=BYTES.eos_id)
+    config = replace(config, text=replace(config.text, vocabulary=IDS, context=40))
+    plain, labels, files = Checkpoint(randomized(CLIP(config)), BYTES, RECORD), ["a dog" * 9, "cat"], pictures(tmp_path)
+    by_label = replace(plain, card={"templates": {labels[0]: ["{} sits", "{} runs"], "cat ": ["it is a feline"]}})
+    save_folder(plain, tmp_path / "model")
     export(tmp_path / "model", tmp_path / "float32")
     shutil.copytree(tmp_path / "float32", tmp_path / "int8")
     for path in (tmp_path / "int8").glob("*.onnx"):
         quantize(path)
         assert path.stat().st_size < (tmp_path / "float32" / path.name).stat().st_size
-    for store, far in (("float32", 1e-5), ("int8", 0.1)):
-        client = client_of(tmp_path / store)
-        for path, scores in zip(files, expected, strict=True):
-            assert client.classify(path, [f" {label}" for label in labels]) == pytest.approx(scores, abs=far)
-        assert "is cut to 40 tokens" in capsys.readouterr().err
-    for wrong in (["cat", ""], ["cat", "cat "]):
-        with pytest.raises(ValueError, match="expected labels that differ, none of them empty"):
-            client.classify(files[0], wrong)
-    if by_label:
-        with pytest.raises(ValueError, match=r"expected labels among .*, cat \(got 'cow'\)"):
-            client.classify(files[0], ["cow"])
+    for source in (plain, by_label):
+        with pytest.warns(UserWarning, match="cut to 40 tokens"):
+            found = multimodal.classify(files, labels=labels, model=source)
+        expected = [{one["label"]: one["score"] for one in result["scores"]} for result in found]
+        for store, far in (("float32", 1e-5), ("int8", 0.1)):
+            record = tmp_path / store / "export.json"
+            if source is by_label:  # the graphs stay
+                record.write_text(json.dumps(json.loads(record.read_text()) | write_client(source, tmp_path / store)))
+            client = client_of(tmp_path / store)
+            for path, scores in zip(files, expected, strict=True):
+                assert client.classify(path, [f" {label}" for label in labels]) == pytest.approx(scores, abs=far)
+            assert "is cut to 40 tokens" in capsys.readouterr().err
+        for wrong in (["cat", ""], ["cat", "cat "]):
+            with pytest.raises(ValueError, match="expected labels that differ, none of them empty"):
+                client.classify(files[0], wrong)
+    with pytest.raises(ValueError, match=r"expected labels among .*, cat \(got 'cow'\)"):
+        client.classify(files[0], ["cow"])
     whole = (tmp_path / "a.png").read_bytes()
     (tmp_path / "short.png").write_bytes(whole[: len(whole) // 2])
     wrong = ((2, [], "usage: client.py IMAGE LABEL"), (2, [files[0]], "usage"), (1, ["no.png", "cat"], "No such file"),
