@@ -33,7 +33,7 @@ def test_tokens_equal_openai_whisper(beam_size, without_timestamps):
 
     theirs, checkpoint = whispers()
     options = {"language": "en", "beam_size": beam_size, "without_timestamps": without_timestamps, "sample_len": 16}
-    for seed in range(4):
+    for seed in (1, 3):
         mel = torch.randn(80, 3000, generator=torch.Generator().manual_seed(seed)) * seed
         expected = decode(theirs, mel, DecodingOptions(fp16=False, **options))
         with torch.no_grad():

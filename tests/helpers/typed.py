@@ -179,7 +179,7 @@ class Decorate(ast.NodeVisitor):
 
 class CheckedLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Compile, or read from a bytecode cache beside that of the unchecked module."""
+        """Compile, or read the bytecode that an earlier process kept for checked modules."""
         path = self.get_filename(fullname)
         cached = cache_from_source(path, optimization="checked")
         stamp = marshal.dumps([SUM, path, *self.path_stats(path).values()])

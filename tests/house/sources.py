@@ -14,6 +14,11 @@ PACKAGE, RECIPES, BENCHMARKS, TESTS = (
     sorted((ROOT / folder).rglob("*.py")) for folder in ("multimodal", "recipes", "benchmarks", "tests")
 )
 
+KINDS = {  # of nodes that `Source.add` reads
+    ast.Constant, ast.Attribute, ast.Name, ast.Call, ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef,
+    ast.AsyncFunctionDef, ast.arg, ast.alias, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.Module,
+}  # fmt: skip
+
 
 @dataclass
 class Call:
@@ -93,5 +98,6 @@ def dotted(node: ast.expr) -> str:
 def source(path: Path) -> Source:
     made = Source(path, path.read_text(encoding="utf-8"))
     for node in ast.walk(ast.parse(made.text)):
-        made.add(node)
+        if type(node) in KINDS:
+            made.add(node)
     return made

@@ -1,4 +1,5 @@
-"""Rules of the code base: small files and folders, imports that run downwards, a light import, no unsafe loading."""
+"""Rules of the code base: small files and folders, imports that run downwards, a light import, no unsafe loading, plain
+prose."""
 
 import ast
 import builtins
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tests.helpers.paths import ROOT
 from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, Source, source
+from tests.house.words import FILES, FIRST, found_phrases
 
 # what the package and the recipes never import: a recipe is a script, which imports the package alone
 OUTSIDE = {"recipes", "tests", "benchmarks", *(path.stem for path in RECIPES)}
@@ -180,3 +182,13 @@ def test_every_import_is_declared():
             own = [extra for place, extra in extras.items() if name.startswith(place)]
             known = declared | {plain(line) for extra in own for line in project["optional-dependencies"][extra]}
             assert found & known, f"{name} imports {module}, which pyproject.toml does not declare"
+
+
+def test_the_prose_is_plain():
+    found = [*found_phrases()]
+    assert not found, "\n".join(found)
+
+
+def test_a_docstring_begins_with_a_noun_or_an_imperative():
+    found = [f"{file.name}: {line}" for file in map(source, FILES) for line in file.docstrings if FIRST.match(line)]
+    assert not found, "\n".join(found)

@@ -13,6 +13,7 @@ from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tokens.audio.log_mel import filterbank
 from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint, load_folder
+from tests.helpers.data.audio_files import first_words
 from tests.helpers.paths import ROOT
 
 SAMPLE = ROOT / "assets" / "sample" / "speech.flac"
@@ -37,9 +38,9 @@ def test_each_decoder_has_its_error_rates(checkpoint, tmp_path):
 
 def test_joint_and_greedy_texts_are_those_of_transcribe(checkpoint):
     options = DecoderOptions(("greedy", "joint"), beam_size=3)
-    texts, seconds = transcripts(checkpoint, [filterbank(read_audio(SAMPLE))], options)
-    assert texts["greedy"] == [transcribe(SAMPLE, checkpoint, beam_size=1)["text"]]
-    assert texts["joint"] == [transcribe(SAMPLE, checkpoint, beam_size=3)["text"]]
+    texts, seconds = transcripts(checkpoint, [filterbank(read_audio(first_words()))], options)
+    assert texts["greedy"] == [transcribe(first_words(), checkpoint, beam_size=1)["text"]]
+    assert texts["joint"] == [transcribe(first_words(), checkpoint, beam_size=3)["text"]]
     assert seconds.keys() == {"encoder", "greedy", "joint"}
 
 

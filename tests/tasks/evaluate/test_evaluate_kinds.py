@@ -29,7 +29,7 @@ from multimodal.train.objectives.text.translation import translator
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data import sets
-from tests.helpers.paths import ROOT
+from tests.helpers.data.audio_files import first_words
 from tests.helpers.tiny import TEXTS, randomized
 
 SENTENCES = ["a dog runs", "a cat sleeps", "two dogs run"]
@@ -175,9 +175,9 @@ def test_errors_of_a_tabular_model(capsys, tmp_path):
 
 
 def test_whole_recordings_are_measured_with_each_decoder(capsys, tmp_path):
-    sample = ROOT / "assets" / "sample" / "speech.flac"
-    (tmp_path / "speech.flac").write_bytes(sample.read_bytes())
-    rows = [{"audio_filepath": "speech.flac", "text": sample.with_suffix(".txt").read_text()}]
+    (tmp_path / "speech.wav").write_bytes(first_words())
+    text = "a young boy in a red shirt is playing with a ball on the beach"
+    rows = [{"audio_filepath": "speech.wav", "text": text}]
     (found,) = figures(capsys, "asr", sets.lines(tmp_path / "a.jsonl", rows), "--whole_recordings").values()
     assert found.keys() >= {"greedy", "ctc", "attention", "joint"}
     assert found["joint"]["wer"] < 0.2

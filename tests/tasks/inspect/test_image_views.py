@@ -39,11 +39,12 @@ def test_distances_over_a_folder_are_the_mean_of_its_images(capsys, files, photo
 def test_maps_of_files_and_frames_are_those_of_each_alone(capsys, files, photos, tmp_path):
     stills = [np.full((32, 32, 3), 10 * n, np.uint8) for n in range(20)]
     (tmp_path / "clip.mp4").write_bytes(video(stills))
-    found = seen(capsys, files["vit"], photos, tmp_path / "clip.mp4", "--layer", 0, "--head", 1, "--plot",
-                 tmp_path / "a.png")  # fmt: skip
+    found = seen(capsys, files["vit"], photos, tmp_path / "clip.mp4", "--layer", 0, "--head", 1)
     names = [one["name"] for one in found["images"]]
     assert names[:3] == ["0.png", "1.png", "2.png"]
     assert (len(names), names[3][:9]) == (3 + 16, "clip.mp4 ")
+    three = seen(capsys, files["vit"], photos, "--layer", 0, "--head", 1, "--plot", tmp_path / "a.png")
+    assert [one["name"] for one in three["images"]] == names[:3]
     alone = seen(capsys, files["vit"], photos / "1.png", "--layer", 0, "--head", 1)["maps"][0][0]
     assert torch.allclose(torch.tensor(found["images"][1]["map"]), torch.tensor(alone), rtol=1e-4)
     assert (tmp_path / "a.png").stat().st_size > 1000

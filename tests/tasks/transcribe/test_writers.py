@@ -40,7 +40,7 @@ def test_every_layout_equals_openai_whispers(tmp_path, options, words):
 
     for style in STYLES:
         writer = get_writer(style, str(tmp_path))
-        for seed in range(40):
+        for seed in range(12):
             result = drawn(seed, words)
             writer(result, "talk.wav", **options)
             assert FORMATS[style](result, Layout(**options)).encode() == (tmp_path / f"talk.{style}").read_bytes()
