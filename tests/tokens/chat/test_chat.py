@@ -331,7 +331,7 @@ def test_tokens_added_to_a_sentencepiece_model_equal_transformers(legacy, tmp_pa
 
 
 def test_templates_read_the_special_tokens_that_transformers_tokenizers_have(tmp_path):
-    """Those that special_tokens_map.json names, and the ones of the tokenizer's class (DialoGPT names none)."""
+    """From special_tokens_map.json, or by the default of the class, as DialoGPT names none."""
     from transformers import AutoTokenizer
 
     from multimodal.weights.any.chat import chat_format

@@ -72,7 +72,7 @@ def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) ->
 
 
 def _vectors(path: Path, arch: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """How texts become vectors, which llama.cpp scales to length 1."""
+    """Pooling of an embedding model, whose vectors llama.cpp scales to length 1."""
     if not (kind := fields.get(name := f"{arch}.pooling_type")):
         return {}
     if type(kind) is not int or kind not in POOLINGS:
