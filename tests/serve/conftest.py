@@ -1,5 +1,6 @@
 """A server of the small shipped models, in a thread."""
 
+import functools
 import io
 import threading
 import time
@@ -8,11 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import httpx
+import httpx._transports.default as transports
 import pytest
 
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.run import ServerProcess, configuration, listening
 
+# each client, also that of `httpx.get`, would read the machine's certificates: 30 ms
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 MODELS = ("asr-conformer-en", "clip-vit-16", "sentence-mini", "gpt-mini", "translator-mini", "any-mini")
 
 

@@ -130,7 +130,7 @@ def chunked():
 
 def test_finals_of_the_sample_are_its_transcript(shipped):
     wave = read_audio(SAMPLE)
-    partials, finals, figures = lines(pcm(wave), shipped)
+    partials, finals, figures = lines(pcm(wave), shipped, step=2.0)
     assert " ".join(line.text for line in finals) == transcribe(SAMPLE, shipped)["text"]
     assert len(finals) >= 2
     for before, line in itertools.pairwise(finals):
@@ -208,7 +208,7 @@ def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
 def test_silence_is_skipped_and_lines_keep_their_times(shipped):
     wave = read_audio(SAMPLE)[: round(3.4 * RATE)]
     both = torch.cat([wave, torch.zeros(3 * RATE), wave])
-    _, finals, figures = lines(pcm(both), shipped)
+    _, finals, figures = lines(pcm(both), shipped, step=2.0)
     assert len(finals) == 2
     assert finals[0].text == finals[1].text
     assert finals[1].start - finals[0].start == pytest.approx(6.4, abs=0.1)
@@ -269,7 +269,7 @@ def test_lines_come_while_the_stream_is_open(chunked):
 
 def test_another_rate_is_resampled(shipped):
     wave = read_audio(SAMPLE, rate=48000)[: round(3.4 * 48000)]
-    _, (final,), figures = lines(pcm(wave), shipped, rate=48000)
+    _, (final,), figures = lines(pcm(wave), shipped, rate=48000, step=2.0)
     assert "young boy" in final.text
     assert figures["seconds"] == pytest.approx(3.4, abs=0.01)
 
