@@ -97,8 +97,9 @@ def test_a_recognizer_hears_the_same_text(tmp_path):
         client.transcribe(tmp_path / "a.wav")
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("model", ["translator-mini", "captioner-mini"])
+@pytest.mark.parametrize("model", [
+    pytest.param("translator-mini", marks=pytest.mark.ci), pytest.param("captioner-mini", marks=pytest.mark.slow)
+])  # fmt: skip
 def test_settings_suffice_for_a_model_without_a_client(model, tmp_path):
     """A loop of the client's over another model's graphs, with ids from `export.json` alone."""
     record = export(model, tmp_path / "out")
