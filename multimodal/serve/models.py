@@ -52,7 +52,8 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if checkpoint.kind == "vit":
         return ("classify", "embed-images") if has_head(checkpoint) else ("embed-images",)
     if isinstance(model, TextTransformer):
-        return ("chat",) if model.config.tied is not None and model.config.causal else ("embed",)
+        writes = model.config.tied is not None and model.config.causal and not checkpoint.card.get("pooling")
+        return ("chat",) if writes else ("embed",)  # Qwen3-Embedding has logits, and a pooling
     if isinstance(model, EncoderDecoder):
         return ("translate",) if checkpoint.required_tokenizer().language_ids else ("chat",)
     raise CheckpointError(f"model {checkpoint.source}: cannot be served, no endpoint takes a {checkpoint.kind}")

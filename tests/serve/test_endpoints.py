@@ -6,6 +6,7 @@ import io
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,9 +18,11 @@ from PIL import Image
 import multimodal
 from multimodal.cli.main import main
 from multimodal.system.assets import asset
+from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 from tests.helpers.data.audio_files import first_words
 from tests.helpers.data.video_files import ramp, video
+from tests.helpers.tiny_checkpoints import checkpoint
 from tests.serve.conftest import MODELS
 
 SPEECH = asset("sample", "speech.flac")
@@ -129,6 +132,15 @@ def test_embeddings_are_the_librarys(asked):
     )
     expected = multimodal.Embedder("clip-vit-16", compute_type="float32", per_clip=True).images([clip, png()])
     np.testing.assert_allclose([one.embedding for one in images.data], expected, atol=1e-6)
+
+
+def test_a_decoder_whose_card_has_a_pooling_gives_embeddings(serve, tmp_path):
+    """As folders and GGUF files of Qwen3-Embedding."""
+    save_folder(replace(checkpoint("llama"), card={"pooling": "mean"}), tmp_path / "model")
+    url = f"{serve(models=(str(tmp_path / 'model'),)).url}/v1/embeddings"
+    answer = httpx.post(url, json={"input": ["a dog runs"]}, timeout=60).json()
+    expected = multimodal.Embedder(str(tmp_path / "model")).texts(["a dog runs"])[0]
+    assert np.allclose(answer["data"][0]["embedding"], expected, atol=1e-6)
 
 
 def test_chat_answers_as_the_library_does(asked):
