@@ -60,15 +60,16 @@ class Kind(enum.Enum):
     UNKNOWN = enum.auto()  # items of another collection
 
 
-KINDS: dict[type, Kind] = {str: Kind.VALUE, type: Kind.VALUE, bytes: Kind.TYPE, range: Kind.TYPE}
+TYPE, VALUE, ARRAY, TUPLE, UNKNOWN = Kind  # as attributes, members take longer to find
+KINDS: dict[type, Kind] = {str: VALUE, type: VALUE, bytes: TYPE, range: TYPE}
 
 
 def kind_of(value: type) -> Kind:
     if issubclass(value, tuple):
-        return Kind.TUPLE
+        return TUPLE
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return Kind.ARRAY
-    return Kind.UNKNOWN if issubclass(value, Collection) else Kind.TYPE
+        return ARRAY
+    return UNKNOWN if issubclass(value, Collection) else TYPE
 
 
 def mark(value: Any) -> Hashable:
@@ -77,13 +78,13 @@ def mark(value: Any) -> Hashable:
     kind = KINDS.get(value_type)
     if kind is None:
         kind = KINDS[value_type] = kind_of(value_type)
-    if kind is Kind.ARRAY:
-        return value_type, value.dtype, value.shape
-    if kind is Kind.TYPE:
+    if kind is TYPE:
         return value_type
-    if kind is Kind.TUPLE:
+    if kind is ARRAY:
+        return value_type, value.dtype, value.shape
+    if kind is TUPLE:
         return value_type, *map(mark, value)
-    return value if kind is Kind.VALUE else []
+    return value if kind is VALUE else []
 
 
 def check_arrays(target: Callable) -> Callable:
@@ -94,7 +95,9 @@ def check_arrays(target: Callable) -> Callable:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal check_result
-        given = (*map(mark, args), tuple(kwargs), *map(mark, kwargs.values()))
+        given = tuple(map(mark, args))
+        if kwargs:
+            given = (*given, tuple(kwargs), *map(mark, kwargs.values()))
         try:
             results = passed.get(given)
         except TypeError:  # not hashable
@@ -103,9 +106,12 @@ def check_arrays(target: Callable) -> Callable:
         if results is not None:
             result = target(*args, **kwargs)
             made = mark(result)
-            with contextlib.suppress(TypeError):
-                if made in results:
-                    return result
+            try:
+                known = made in results
+            except TypeError:
+                known = False
+            if known:
+                return result
             if check_result is None:
                 check_result = CHECK(functools.wraps(target)(lambda *_, **__: returned.value))
             returned.value = result
@@ -116,7 +122,7 @@ def check_arrays(target: Callable) -> Callable:
             with jaxtyped("context"):
                 result = check(*args, **kwargs)
             made, results = mark(result), set()
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError):  # not hashable
             results.add(made)
             passed[given] = results
         return result
