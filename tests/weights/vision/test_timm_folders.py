@@ -107,7 +107,8 @@ def test_folders_of_transformers_load_too(name, architecture, tmp_path):
 
 @pytest.mark.parametrize(
     ("architecture", "options", "named"),
-    [("naflexvit_base_patch16_siglip", {}, "is not a plain ViT (class NaFlexVit)"),
+    [("naflexvit_base_patch16_siglip", {"depth": 1, "embed_dim": 32, "num_heads": 2},
+      "is not a plain ViT (class NaFlexVit)"),
      ("test_convnext", {}, "is not a plain ViT (class ConvNeXt)"),
      ("aimv2_large_patch14_224", ARGS, "is not a plain ViT (proj_bias False or a gate of attention)"),
      ("vit_base_patch16_xp_224", ARGS, "is not a plain ViT (blocks of class ParallelScalingBlock)"),
