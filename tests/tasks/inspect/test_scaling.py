@@ -9,8 +9,10 @@ from multimodal.tasks.inspect.scaling import PowerLaw, compute_budget, compute_o
 from tests.helpers.commands import one_line, run
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("name", "flops", "days"), [("gpt3_175b", 3.14e23, 3640), ("gpt3_125m", 2.25e20, 2.60)])
+@pytest.mark.parametrize(("name", "flops", "days"), [
+    pytest.param("gpt3_175b", 3.14e23, 3640, marks=pytest.mark.slow),
+    pytest.param("gpt3_125m", 2.25e20, 2.60, marks=pytest.mark.ci),
+])  # fmt: skip
 def test_budgets_are_those_of_gpt_3(name, flops, days):
     """Brown et al. 2020, table D.1: total training compute on 300 B tokens."""
     found = counts(preset(name), 8, training_tokens=300e9)["compute"]
