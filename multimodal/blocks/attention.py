@@ -60,7 +60,7 @@ class Attention(nn.Module):
     It computes with PyTorch's scaled_dot_product_attention, whose `is_causal` is aligned top-left and thus wrong for
     a cached chunk: a causal mask is explicit here, or for whole texts `masks.Causal`."""
 
-    kernel = staticmethod(F.scaled_dot_product_attention)
+    kernel = staticmethod(F.scaled_dot_product_attention)  # a prepared model has a quicker one where there is one
 
     def __init__(self, config: AttentionConfig):
         super().__init__()

@@ -150,6 +150,8 @@ def _loses_fragments(file: io.BufferedIOBase, end: int) -> bool:
         if size == 1:
             size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
         fragmented |= kind == b"moof"
+        if size == 0 and kind == b"mdat":  # to the file's end
+            return False
         if size < 8 or offset + size > end or not kind.isascii():
             parts = (bytes_at(file, at, STEP + 3) for at in range(offset, end, STEP))
             return fragmented and (kind in (b"moof", b"mdat") or any(b"moof" in part for part in parts))
