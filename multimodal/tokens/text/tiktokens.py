@@ -74,9 +74,12 @@ class _TiktokenTokenizer(Tokenizer):
         return list(chain.from_iterable(self._encoding.encode_ordinary_batch(parts, num_threads=max(1, threads))))
 
     def pipeline(self) -> dict[str, Any]:
-        """Byte-level BPE with the merges that the ranks imply. Takes a second for 50,000 tokens, the first time."""
-        vocabulary, merges = _implied(self._encoding)
-        return byte_level(dict(vocabulary), [*merges])
+        """Byte-level BPE with the merges that the ranks imply. Takes a second for 50,000 tokens."""
+        letters = byte_letters()
+        ranks = self._encoding._mergeable_ranks
+        names = {token: "".join(map(letters.__getitem__, token)) for token in ranks}
+        merges = [[names[part] for part in parts] for token in ranks if len(parts := _merged(ranks, token)) == 2]
+        return byte_level({name: ranks[token] for token, name in names.items()}, merges)
 
     def _decode(self, ids: list[int]) -> str:
         parts = (
@@ -103,15 +106,6 @@ def _without_long_blanks(text: str) -> list[str]:
         return [text]
     ends = [run.end() - (run.end() < len(text)) for run in _LONG_BLANK.finditer(text)]
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
-
-
-@lru_cache(maxsize=2)
-def _implied(encoding: "tiktoken.Encoding") -> tuple[dict[str, int], list[list[str]]]:
-    """Ranks of the tokens under their names in a byte-level vocabulary, and the merges."""
-    letters, ranks = byte_letters(), encoding._mergeable_ranks
-    names = {token: "".join(map(letters.__getitem__, token)) for token in ranks}
-    merges = [[names[part] for part in parts] for token in ranks if len(parts := _merged(ranks, token)) == 2]
-    return {name: ranks[token] for token, name in names.items()}, merges
 
 
 def _merged(ranks: dict[bytes, int], token: bytes) -> list[bytes]:
