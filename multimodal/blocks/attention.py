@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +60,6 @@ class Attention(nn.Module):
 
     It computes with PyTorch's scaled_dot_product_attention, whose `is_causal` is aligned top-left and thus wrong for
     a cached chunk: a causal mask is explicit here, or for whole texts `masks.Causal`."""
-
-    kernel = staticmethod(F.scaled_dot_product_attention)  # a prepared model has a quicker one where there is one
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -158,6 +157,10 @@ class Attention(nn.Module):
             weights = attention_weights(query, key, mask, self.scale, self.config.softcap)
             return self._joined(self._mixed(weights, value))
         return self._joined(self._fused(query, key, value, mask))
+
+    def kernel(self, *heads: Tensor, **options: Any) -> Float[Tensor, "B H T E"]:
+        """PyTorch's attention; `prepare_for_inference` puts a quicker one in its place where there is one."""
+        return F.scaled_dot_product_attention(*heads, **options)
 
     def _fused(
         self, query: Float[Tensor, "B H T E"], key: Float[Tensor, "B K S E"], value: Float[Tensor, "B K S E"],
