@@ -11,7 +11,7 @@ from multimodal.blocks.attention import Attention
 from multimodal.inference.native.library import NUMBER, AttentionRecord, library
 from multimodal.inference.tune import GAIN, least_time, remembered
 
-SHAPE = (2, 197, 64)  # that is measured: heads, positions and width
+SHAPE = (12, 197, 64)  # that is measured: heads, positions and width
 
 
 def native_attention(
