@@ -10,7 +10,6 @@ import numpy as np
 
 from multimodal.export import clients
 from multimodal.export.hf.files import control_names
-from multimodal.export.refusals import is_language_model
 from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
@@ -22,6 +21,7 @@ from multimodal.tasks.classify.classifier import templates_of
 from multimodal.tasks.classify.head import head_labels, head_scores
 from multimodal.tasks.encode.prompts import prompts_of
 from multimodal.tasks.encode.search_defaults import search_defaults
+from multimodal.tasks.text.embed import is_language_model
 from multimodal.tasks.text.generate import end_ids
 from multimodal.tasks.text.options import GenerateOptions
 from multimodal.tasks.transcribe.options import options_for

@@ -20,10 +20,11 @@ from multimodal.export.graphs import (
     empty_cache,
     valid_of,
 )
-from multimodal.export.refusals import check_kind, is_language_model
+from multimodal.export.refusals import check_kind
 from multimodal.models.speech.wave_encoder import WaveEncoderConfig
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
+from multimodal.tasks.text.embed import is_language_model
 from multimodal.weights.folder import Checkpoint
 
 ROWS, SOURCE, PAST, TOKENS = 2, 6, 4, 3  # of the examples; lengths differ, so that no two are taken for one

@@ -37,13 +37,6 @@ def check_kind(checkpoint: Checkpoint, to: str) -> None:
     raise UsageError(f"model {checkpoint.source}: {NAMES[to]} takes {held} (got {WORDS[kind]}{hint})")
 
 
-def is_language_model(checkpoint: Checkpoint) -> bool:
-    """Return True for a decoder with logits, whose vectors are not what it is for."""
-    model = checkpoint.model
-    writes = isinstance(model, TextTransformer) and model.config.causal and model.config.tied is not None
-    return writes and "pooling" not in checkpoint.card
-
-
 def short_window(config: Any) -> int | None:
     """Number of tokens that some layers of a text model see, if it is below the context."""
     parts = (config, getattr(config, "pattern", None))

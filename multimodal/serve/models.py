@@ -14,6 +14,7 @@ from multimodal.serve.options import ServeOptions
 from multimodal.tasks.classify.head import has_head
 from multimodal.tasks.encode.loaded import device_of
 from multimodal.tasks.encode.search_defaults import warn_of_search
+from multimodal.tasks.text.embed import is_language_model
 from multimodal.tasks.text.options import GenerateOptions, TranslateOptions
 from multimodal.tasks.transcribe.options import SpeechDecodingOptions
 from multimodal.tokens.text.languages import LANGUAGES
@@ -52,8 +53,7 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if checkpoint.kind == "vit":
         return ("classify", "embed-images") if has_head(checkpoint) else ("embed-images",)
     if isinstance(model, TextTransformer):
-        writes = model.config.tied is not None and model.config.causal and not checkpoint.card.get("pooling")
-        return ("chat",) if writes else ("embed",)  # Qwen3-Embedding has logits, and a pooling
+        return ("chat",) if is_language_model(checkpoint) else ("embed",)
     if isinstance(model, EncoderDecoder):
         return ("translate",) if checkpoint.required_tokenizer().language_ids else ("chat",)
     raise CheckpointError(f"model {checkpoint.source}: cannot be served, no endpoint takes a {checkpoint.kind}")

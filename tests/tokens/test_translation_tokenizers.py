@@ -155,8 +155,8 @@ def test_nllb_equals_transformers(tmp_path):
         ids = tokenizer.encode(text)
         assert [tokenizer.language_ids["deu_Latn"], *ids, tokenizer.eos_id] == reference(text).input_ids
     record = tmp_path / "tokenizer_config.json"
-    told = json.loads(record.read_text())
-    record.write_text(json.dumps(told | {"legacy_behaviour": True}))
+    settings = json.loads(record.read_text())
+    record.write_text(json.dumps(settings | {"legacy_behaviour": True}))
     assert NllbTokenizer.from_pretrained(tmp_path)("a").input_ids[-1] == tokenizer.language_ids["deu_Latn"]
     with pytest.raises(CheckpointError, match=r"legacy_behaviour True .* is not supported"):
         m2m100_tokenizer(tmp_path, {"vocab_size": len(reference) + 2})

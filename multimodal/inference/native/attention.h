@@ -1,7 +1,8 @@
 // Attention of many queries on a CPU.
 //
-// First a vector's lanes are queries, a panel of which meets one key after the other: a query's greatest score and sum
-// never cross lanes. Then they are values. Each sum goes key by key, so a query has the same bits in any company.
+// In the first product a vector's lanes are queries, which meet one key after the other: a query's greatest score and
+// its sum stay in its lane. In the second one they are a value's dimensions. Sums run key by key, so a query has the
+// same bits in any batch.
 
 #pragma once
 
@@ -9,7 +10,7 @@
 
 namespace {
 
-struct Attention {  // strides in numbers; the numbers of a head lie side by side
+struct Attention {  // strides in numbers; a head's own numbers are contiguous
     const float *query, *key, *value;  // [batch heads queries width], [batch kv_heads keys width]
     const void *mask;                  // [batch heads queries keys] of floats, which are added, or of bytes, 0: not seen
     float *mixed;                      // [batch queries heads width]
@@ -18,9 +19,9 @@ struct Attention {  // strides in numbers; the numbers of a head lie side by sid
     double scale;
 };
 
-constexpr int64_t PANEL = LANES * Float::VECTORS;  // queries, or numbers of a value
+constexpr int64_t PANEL = LANES * Float::VECTORS;  // queries, or dimensions of a value
 
-// `count` numbers, not set, where vectors are aligned.
+// `count` numbers, uninitialized, aligned for vectors.
 class Room {
   public:
     explicit Room(int64_t count) : lines(new Line[(count + 15) / 16]) {}
@@ -34,7 +35,7 @@ class Room {
 };
 
 // Writes rows [count width], `between` apart, times `scale` as columns [width PANEL].
-inline void turn(const float *from, int64_t between, int64_t count, int64_t width, float scale, float *to) {
+inline void transpose(const float *from, int64_t between, int64_t count, int64_t width, float scale, float *to) {
     int64_t e = 0;
 #if defined(__AVX2__)
     for (; count == PANEL && e + 8 <= width; e += 8)
@@ -58,7 +59,7 @@ inline void turn(const float *from, int64_t between, int64_t count, int64_t widt
         for (int64_t q = 0; q < PANEL; ++q) to[e * PANEL + q] = q < count ? from[q * between + e] * scale : 0;
 }
 
-class Head {  // one of them; its keys and values are copied, which lie far apart
+class Head {  // copies its keys and values, which lie far apart
   public:
     Head(const Attention &all, int64_t batch, int64_t head)
         : all(all), keys(all.keys * all.width), values((all.width + PANEL - 1) / PANEL * PANEL * all.keys),
@@ -85,7 +86,7 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
         seen = all.causal ? std::min(all.keys, top + count) : all.keys;
         for (int64_t q = 0; q < std::min(PANEL, all.queries - first - PANEL); ++q)  // the next panel
             for (int64_t e = 0; e < all.width; e += 16) __builtin_prefetch(row(PANEL + q) + e);
-        turn(row(0), all.query_strides[2], count, all.width, all.scale, panel);
+        transpose(row(0), all.query_strides[2], count, all.width, all.scale, panel);
         for (Floats &peak : peaks) peak = Floats{} - INFINITY;
         over(seen, [&](int64_t key, auto rows) { score<rows>(key); });
         soften();
@@ -150,7 +151,7 @@ class Head {  // one of them; its keys and values are copied, which lie far apar
                 const Floats chance = exponential<false>(load(place) - own[v]);
                 store(place, chance), total[v] += chance;
             }
-        for (int v = 0; v < V; ++v) sums[v] = choose(total[v] == 0.0f, Floats{}, 1.0f / total[v]);  // sees nothing: 0
+        for (int v = 0; v < V; ++v) sums[v] = choose(total[v] == 0.0f, Floats{}, 1.0f / total[v]);  // 0 where all keys are hidden
     }
 
     template <int R> void mix(int64_t q, int64_t e) {

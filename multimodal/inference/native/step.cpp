@@ -123,11 +123,11 @@ template <class Number, class Body> void reading(const Number *from, int64_t cou
 // Turns the scores [size], a multiple of LANES, into chances; returns their sum, by which they are not divided.
 float soften(float *scores, int64_t size) {
     Floats peaks = load(scores), sum = {};
-    for (int64_t s = LANES; s < size; s += LANES) peaks = choose(load(scores + s) > peaks, load(scores + s), peaks);
-    float most = peaks[0];
-    for (int i = 1; i < LANES; ++i) most = std::max(most, peaks[i]);
+    for (int64_t s = LANES; s < size; s += LANES) peaks = most(peaks, load(scores + s));
+    float peak = peaks[0];
+    for (int i = 1; i < LANES; ++i) peak = std::max(peak, peaks[i]);
     for (int64_t s = 0; s < size; s += LANES) {
-        Floats chance = exponential<false>(load(scores + s) - most);
+        Floats chance = exponential<false>(load(scores + s) - peak);
         store(scores + s, chance), sum += chance;
     }
     return total(sum);

@@ -209,8 +209,8 @@ def evaluate_classifier(
     context = model.config.context
     source = LabelledTexts(texts, checkpoint.tokenizer, labels, context, data)
     if source.cut:
-        told = f"{data}: {source.cut} of {len(texts)} texts are cut to the model's context of {context} tokens"
-        warnings.warn(TextCut(told), stacklevel=2)
+        message = f"{data}: {source.cut} of {len(texts)} texts are cut to the model's context of {context} tokens"
+        warnings.warn(TextCut(message), stacklevel=2)
     logits = text_logits(model, source, CollateClassed(checkpoint.tokenizer.pad_id, context), batch_size)
     targets = torch.tensor([source.read(key).label for key in range(len(source))])
     return ClassifierEvaluation(

@@ -106,6 +106,13 @@ def _reader(checkpoint: Checkpoint) -> _Reader:
     return _Reader(model.encoder, model.decoder.embed)
 
 
+def is_language_model(checkpoint: Checkpoint) -> bool:
+    """Return True for a decoder with logits, unless its card has a pooling, as Qwen3-Embedding's."""
+    model = checkpoint.model
+    writes = isinstance(model, TextTransformer) and model.config.causal and model.config.tied is not None
+    return writes and checkpoint.card.get("pooling") is None
+
+
 def checked_pooling(checkpoint: Checkpoint, pooling: str | None) -> str:
     """The given pooling or the model's default. Raises UsageError for one that the model does not support."""
     tower = _reader(checkpoint).tower

@@ -3,6 +3,8 @@
 import io
 import re
 import struct
+from collections.abc import Iterator
+from itertools import islice
 
 # Containers whose demuxer gives the header's own length.
 KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
@@ -142,33 +144,32 @@ def _ends_inside_page(file: io.BufferedIOBase, end: int) -> bool:
 def _loses_fragments(file: io.BufferedIOBase, end: int) -> bool:
     """Return True if a fragmented MP4 stops inside a fragment, or goes on after a broken box, where FFmpeg stops. (Its
     length is that of the fragments found.)"""
-    offset, fragmented = 0, False
-    for _ in range(MOST_FRAGMENTS):
-        if len(header := bytes_at(file, offset, 8)) < 8:
-            return False
-        size, kind = struct.unpack(">I4s", header)
-        if size == 1:
-            size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
+    fragmented = False
+    for kind, offset, size in islice(_boxes(file), MOST_FRAGMENTS):
         fragmented |= kind == b"moof"
         if size == 0 and kind == b"mdat":  # to the file's end
             return False
         if size < 8 or offset + size > end or not kind.isascii():
             parts = (bytes_at(file, at, STEP + 3) for at in range(offset, end, STEP))
             return fragmented and (kind in (b"moof", b"mdat") or any(b"moof" in part for part in parts))
-        offset += size
     return False
+
+
+def _boxes(file: io.BufferedIOBase) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, offset and size of an MP4's boxes. One too small for its header is the last."""
+    offset = 0
+    while len(header := bytes_at(file, offset, 8)) == 8:
+        size, kind = struct.unpack(">I4s", header)
+        if size == 1:
+            size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
+        yield kind, offset, size
+        if size < 8:
+            return
+        offset += size
 
 
 def starts_without_index(file: io.BufferedIOBase) -> bool:
     """Return True for an MP4 without its index, which recorders write last, or with a part of it."""
-    offset, kinds, end = 0, [], _size(file)
-    while len(kinds) < MOST_CHUNKS and len(header := bytes_at(file, offset, 8)) == 8:
-        size, kind = struct.unpack(">I4s", header)
-        if size == 1:
-            size = int.from_bytes(bytes_at(file, offset + 8, 8), "big")
-        if kind != b"moov" or offset + size <= end:
-            kinds.append(kind)
-        if size < 8:
-            break
-        offset += size
+    end, boxes = _size(file), islice(_boxes(file), MOST_CHUNKS)
+    kinds = [kind for kind, offset, size in boxes if kind != b"moov" or offset + size <= end]
     return kinds[:1] == [b"ftyp"] and b"moov" not in kinds

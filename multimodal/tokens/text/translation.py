@@ -113,8 +113,8 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
     CheckpointError."""
     if folder is None or not (folder / VOCAB).is_file():
         if folder and optional_json(folder / RECORD).get("legacy_behaviour"):
-            told = "legacy_behaviour True (a source's language after its text) is not supported"
-            raise CheckpointError(f"{folder / RECORD}: {told}")
+            cause = "legacy_behaviour True (a source's language after its text) is not supported"
+            raise CheckpointError(f"{folder / RECORD}: {cause}")
         made = hub_tokenizer(folder, config)
         if made is None and folder and (path := folder / PIECES).is_file():
             warnings.warn(f"{path}: not read without {VOCAB} (M2M100) or tokenizer.json (NLLB) beside it", stacklevel=2)

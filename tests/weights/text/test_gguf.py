@@ -204,9 +204,9 @@ def test_an_end_that_a_file_adds_is_put_after_texts_to_embed(tmp_path):
     )
     for path in files:
         fields = read_gguf(path)[1]
-        for told in (False, True):
-            fields["tokenizer.ggml.add_eos_token"] = told
-            assert gguf_tokenizer(path, fields, 405, 64).puts_end is told
+        for added in (False, True):
+            fields["tokenizer.ggml.add_eos_token"] = added
+            assert gguf_tokenizer(path, fields, 405, 64).puts_end is added
 
 
 @torch.no_grad()

@@ -162,7 +162,7 @@ def test_options_that_are_not_supported_are_refused_by_name_and_value(kind, conf
 
 def test_images_of_unequal_sides_have_no_place_in_a_clip_of_transformers():
     sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    told = {"text_config": sizes | {"vocab_size": 20}, "vision_config": sizes | {"image_size": [32, 64]}}
-    model = CLIP(families()["clip-hf"].config_from(told, {}))
+    record = {"text_config": sizes | {"vocab_size": 20}, "vision_config": sizes | {"image_size": [32, 64]}}
+    model = CLIP(families()["clip-hf"].config_from(record, {}))
     with pytest.raises(UsageError, match=r"the nearest, clip, lacks image.image \(32, 64\)"):
         described(Checkpoint(model, source="m"))
