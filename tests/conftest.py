@@ -3,9 +3,11 @@
 Imports of torch and the package stand inside functions: xdist's first process runs no tests and starts without them.
 """
 
+import functools
 import gc
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from tests.helpers import parity, typed
 from tests.helpers.paths import RECIPES, SHARED_DATA
 
 MOST_WORKERS = 8  # each holds 1.5 GB of reference libraries
+MARKS = {"slow", "ci", "gpu", "network", "browser"}  # each is a run of its own
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each process would compile the package and the tests again
 sys.dont_write_bytecode = False
@@ -50,8 +53,25 @@ def pytest_collection() -> Iterator[None]:
     return result
 
 
+@functools.cache
+def names(path: Path, mark: str) -> bool:
+    """Return True if a test file, or a conftest.py of its folders, has the text of a mark."""
+    folders = [folder for folder in path.parents if folder.is_relative_to(Path(__file__).parent)]
+    files = [path, *(folder / "conftest.py" for folder in folders)]
+    return any(re.search(rf"\bmark\.{mark}\b", file.read_text(encoding="utf-8")) for file in files if file.exists())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m` and one of MARKS, import only the files that have it: to import all takes half a minute."""
+    mark = config.getoption("markexpr")
+    return True if mark in MARKS and collection_path.suffix == ".py" and not names(collection_path, mark) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        for mark in MARKS.intersection(one.name for one in item.iter_markers()):
+            if not names(item.path, mark):
+                raise pytest.UsageError(f"{item.nodeid}: `-m {mark}` misses it; name its mark in its file as mark.{mark}")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))
 

@@ -41,7 +41,6 @@ from multimodal.data.manifests import short_names
 from multimodal.data.remote.trust import Trust
 from multimodal.errors import CheckpointError, MultimodalError, UsageError, demand, one_line
 from multimodal.models.any_to_text import AnyToText
-from multimodal.models.conformer import ConformerEncoder
 from multimodal.system.assets import shipped
 from multimodal.system.files import read_json
 from multimodal.system.options import Positive, Rate
@@ -172,8 +171,8 @@ def main(s: AnyRun) -> None:
     known = initial(s, parts)
     freeze(known.model, s.freeze)
     known = replace(known, shared=frozen(known.shared, known.model))
-    if s.augment_sound and not isinstance(known.model.audio, ConformerEncoder):
-        raise UsageError("needs a Conformer as the audio encoder", argument="augment_sound")
+    if s.augment_sound and getattr(known.model.config.audio, "features", None) != "fixed":
+        raise UsageError("needs a Conformer on 'fixed' log-mel features as the audio encoder", argument="augment_sound")
     sound = s.sound if s.augment_sound else None
     prepare = PrepareChat(known, VideoOptions(max_frames=s.frames), s.augment, sound)
     source, plan = together(parts, s.loop.seed)

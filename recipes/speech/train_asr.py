@@ -59,7 +59,7 @@ from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError, demand
-from multimodal.models.conformer import ConformerCTC, ConformerEncoderConfig
+from multimodal.models.conformer import ConformerCTC
 from multimodal.system.files import read_json
 from multimodal.system.options import Natural, Positive, Rate, Share
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
@@ -67,7 +67,7 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
-from multimodal.train.objectives.recognizer import Recognition, Terms, joint_config, most_ids
+from multimodal.train.objectives.recognizer import Recognition, Terms, check_features, joint_config, most_ids
 from multimodal.weights.card import inherited
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -125,8 +125,7 @@ def begin(s: RecognizerRun, texts: list[str]) -> Checkpoint:
         if not isinstance(known.model, ConformerCTC) or known.tokenizer is None:
             raise UsageError(f"--init {s.init}: is a {known.kind}, not a joint_conformer with its tokenizer")
         encoder, decoder = known.model.config.encoder, known.model.config.decoder
-        if not isinstance(encoder, ConformerEncoderConfig):
-            raise UsageError(f"--init {s.init}: expected a Conformer on log-mel frames, got an encoder of waveforms")
+        check_features(known)
         own = {"width": encoder.width, "layers": encoder.layers, "decoder_layers": 0}
         own |= {"decoder_layers": decoder.stack.layers, "context": decoder.context} if decoder else {}
         keep_sizes(s.init, own, m, RecognizerRun.model)

@@ -46,16 +46,20 @@ from PIL import Image
 from torch import nn
 
 from multimodal.data.datasets.captions import (
+    CHECKED,
     CaptionAugmentSettings,
     OneRowPerImage,
     PrepareCaption,
     SourcePart,
     caption_texts,
+    captions_of,
     sentences,
     texts_of,
+    tidy,
     together,
+    warn_of_cut,
 )
-from multimodal.data.datasets.class_names import class_names
+from multimodal.data.datasets.class_names import class_names, evenly
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
 from multimodal.errors import UsageError, demand
@@ -172,6 +176,8 @@ def main(settings: CaptionerRun) -> None:
     freeze(initial.model, settings.freeze)
     initial = replace(initial, shared=frozen(initial.shared, initial.model))
     context = initial.model.caption_context
+    some = (part.source.row(key) for part in parts for key in evenly(part.keys, CHECKED))
+    warn_of_cut([tidy(text) for row in some for text in captions_of(row, names)], initial.tokenizer, context - 2)
     prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, names)
     source, plan = together(parts, loop.seed)
     loader = loop.loader(source, plan, prepare, collate)

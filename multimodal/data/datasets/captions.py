@@ -1,5 +1,6 @@
 """Captioner training data: images with captions, labelled images with templates, and sentences without images."""
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from multimodal.tokens.image.reading import read_image
 from multimodal.tokens.image.resampling import resized_boxes, scaled_pixels
 from multimodal.tokens.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 
 class CaptionExample(NamedTuple):
     image: UInt8[Tensor, "H W 3"] | None  # None: a sentence without an image
@@ -39,6 +42,7 @@ class CaptionExample(NamedTuple):
 TEMPLATES = ("a photo of a {}.", "a picture of a {}.", "a close-up of a {}.", "this is a {}.")
 KEPT = 1 << 29  # bytes of resized images cached per process
 SPARE = 1.25  # edge of a cached image, of the model's: most crops are not enlarged
+CHECKED = 1000
 DRAWS = 7  # random numbers in [0, 1) per image
 
 
@@ -62,9 +66,9 @@ class PrepareCaption:
         self.names, self.kept = names, SizedCache(KEPT, attrgetter("nbytes"))
 
     def __call__(self, sample: Sample, random: torch.Generator) -> CaptionExample:
-        texts = captions_of(sample, self.names)
+        texts = [text for text in captions_of(sample, self.names) if text.replace(".", " ").strip()]
         if not texts:
-            raise DataError("neither a caption nor a label")
+            raise DataError("its caption is empty" if sample.texts else "neither a caption nor a label")
         ids = self.tokenizer.encode(tidy(texts[_below(len(texts), random)]))[: self.context - 2]
         ids = [self.tokenizer.bos_id, *ids, self.tokenizer.eos_id]
         return CaptionExample(
@@ -230,6 +234,13 @@ def _sentences(path: Path, held_out: Sequence[str]) -> PackedRows:
     fine = unlike([line for _, line in rows], held_out)
     kept = ((name, line) for (name, line), keep in zip(rows, fine, strict=True) if keep)
     return PackedRows(str(path), (SourceRow(name, "", None, [line], {"alone": True}) for name, line in kept))
+
+
+def warn_of_cut(texts: Sequence[str], tokenizer: Tokenizer, room: int) -> None:
+    """Log how many of `CHECKED` texts have more than `room` tokens, after which training cuts them."""
+    some = evenly(texts, CHECKED)
+    if cut := sum(len(tokenizer.encode(text)) > room for text in some):
+        log.warning("%d of %d captions have more than %d tokens and are cut", cut, len(some), room)
 
 
 def unlike(texts: Sequence[str], held_out: Sequence[str]) -> list[bool]:

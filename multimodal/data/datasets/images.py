@@ -103,6 +103,7 @@ def _named(
     held = held_out(sets, hold_out)
     trained = {label: concept for one in sets for label, concept in one.items() if label not in held}
     numbers = {label: number for number, label in enumerate(trained)}
+    written: dict[tuple[str, ...], int] = {}  # images with the same captions match each other's
     named = ConceptImages([*trained.values()], [], [], sorted(held.values(), key=lambda concept: concept.names))
     often = chain(*([count] * len(own) for count, own in zip(times, rows, strict=True)))
     for place, (row, count) in enumerate(zip(chain(*rows), often, strict=True)):
@@ -111,9 +112,9 @@ def _named(
         if row.fault or (row.texts and not captions):
             number = BROKEN
         elif row.texts:
-            captions = [caption for caption in captions if not speaks_of(caption, held.values())]
-            number = len(named.concepts) if captions else None
-            named.concepts.extend([Concept(tuple(captions), whole=True)] if captions else [])
+            known = tuple(caption for caption in captions if not speaks_of(caption, held.values()))
+            number = written.setdefault(known, len(named.concepts)) if known else None
+            named.concepts.extend([Concept(known, whole=True)] if number == len(named.concepts) else [])
         elif row.label is None:
             raise DataError(f"{row.place}: has neither a class nor a caption")
         if number is not None:

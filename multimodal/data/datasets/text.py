@@ -59,10 +59,11 @@ def training_texts(
 
 
 def held_out(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """Split off the last `share` of the documents, or of a single text's characters, for validation."""
-    if len(texts) == 1:
-        at = int(len(texts[0]) * (1 - share))
-        parts = ([texts[0][:at]], [texts[0][at:]])
+    """Split off the last `share` of the documents for validation, or of each text's characters where a whole text would
+    be more than that."""
+    if len(texts) * share < 1:
+        cut = [(text, int(len(text) * (1 - share))) for text in texts]
+        parts = ([text[:at] for text, at in cut if at], [text[at:] for text, at in cut])
     else:
         at = int(len(texts) * (1 - share))
         parts = (list(texts[:at]), list(texts[at:]))

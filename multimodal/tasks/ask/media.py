@@ -18,7 +18,8 @@ from multimodal.inference.modules import inference_mode
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.whisper import WhisperEncoderConfig
 from multimodal.tokens.audio.arrays import Samples, as_audio
-from multimodal.tokens.audio.log_mel import HOP, RATE, WHISPER_SAMPLES, filterbank_batch, log_mel_windows
+from multimodal.tokens.audio.features import speech_features
+from multimodal.tokens.audio.log_mel import HOP, RATE, WHISPER_SAMPLES, log_mel_windows
 from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.chat.format import ChatFormat, media
 from multimodal.tokens.chat.messages import Kind, Message, MessagePart
@@ -197,7 +198,7 @@ class MediaEncoder:
         config = self.model.config.audio
         if isinstance(config, WhisperEncoderConfig):
             return Medium("audio", *log_mel_windows(wave, config.bands, self.window))
-        return Medium("audio", *filterbank_batch(list(wave.split(self.window)), config.bands))
+        return Medium("audio", *speech_features(config.features, list(wave.split(self.window)), config.bands))
 
     def _encoded(self, one: Medium) -> Encoded:
         hashed = hashlib.sha256(one.tensors.contiguous().numpy().tobytes())

@@ -146,7 +146,7 @@ def _single(
     record: Preprocessing, model: AnyToText, image: Image.Image, grid: Grid, plain: bool = True
 ) -> tuple[Axis, float, Image.Image, Preprocessing, int]:  # fmt: skip
     """Axis and drawing of an image that the model sees whole; not `plain`: as the only tile."""
-    if record.tiling is not None and (record.tiling.division == "split" or not plain):
+    if record.tiling is not None and (record.tiling.division != "fit" or not plain):
         return _stretched(record, image, grid)
     shown = image if record.tiling is None else squared(image.convert("RGB"), record.mean)
     patch = record.size[0] // grid[0]

@@ -36,7 +36,7 @@ MOST_WHOLE = 1 << 27  # of an image padded to a square, or resized for a crop; 5
 Resize = Literal["shortest", "squash", "longest", "square"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos"]
 Offset = Literal["round", "floor"]
-Division = Literal["fit", "split"]
+Division = Literal["fit", "split", "whole"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Tiling:
 
     `fit` (LLaVA-OneVision): the aspect is kept in the best of `sizes` (height, width), padded with black; the overview
     comes first. At most about `most` tiles' patches are kept. `split` (Idefics3): the longest edge becomes `longest`,
-    then both edges whole tiles; the overview comes last. `video`: mean and standard deviation of a video's frames,
-    which have no tiles, where they are not those of images."""
+    then both edges whole tiles; the overview comes last. `whole`: Idefics3's overview alone. `video`: mean and standard
+    deviation of a video's frames, which have no tiles, where they are not those of images."""
 
     division: Division
     sizes: tuple[tuple[int, int], ...] = ()
@@ -60,7 +60,7 @@ class Tiling:
             "sizes": bool(self.sizes) == (self.division == "fit")
             and all(min(size) > 0 and math.prod(size) <= MOST_PIXELS for size in self.sizes),
             "most": self.most > 0,
-            "longest": 0 <= self.longest <= MOST_EDGE and bool(self.longest) == (self.division == "split"),
+            "longest": 0 <= self.longest <= MOST_EDGE and bool(self.longest) == (self.division != "fit"),
             "video": self.video is None or all(value > 0 for value in self.video[1]),
         }
         for key, usable in good.items():

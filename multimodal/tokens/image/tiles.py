@@ -42,9 +42,11 @@ def tiled(image: Image.Image, record: Preprocessing, several: bool = False) -> T
         parts, grid = _cut(_fitted(rgb, target, record), record.size)
         parts = [resized(rgb, record.size, record), *parts]
     else:
-        longest = split_size(size, tiling.longest)  # three resizes, as in training
-        rgb = resized(resized(rgb, longest, record), whole_tiles(longest, record.size[0]), record)
-        parts, grid = _cut(rgb, record.size)
+        longest = split_size(size, tiling.longest)  # two or three resizes, as in training
+        rgb, parts, grid = resized(rgb, longest, record), [], (0, 0)
+        if tiling.division == "split":
+            rgb = resized(rgb, whole_tiles(longest, record.size[0]), record)
+            parts, grid = _cut(rgb, record.size)
         parts, grid = (parts, (0, 0)) if grid == (1, 1) else ([*parts, resized(rgb, record.size, record)], grid)
     return Tiled(torch.stack([normalized(part, record) for part in parts]), grid, size)
 

@@ -10,13 +10,14 @@ from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import transformer
-from multimodal.errors import UsageError, demand
+from multimodal.errors import CheckpointError, UsageError, demand
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.train.losses import ctc_loss, token_loss
 from multimodal.train.objective import Summed
 from multimodal.train.objectives.augment_speech import SpeechBatch
+from multimodal.weights.folder import Checkpoint
 
 Terms = Literal["joint", "ctc", "attention"]
 
@@ -42,6 +43,12 @@ def joint_config(
 def most_ids(model: ConformerCTC) -> int:
     """Return the longest trainable text in tokens: the decoder's context less the start token."""
     return model.decoder.config.context - 1 if model.decoder is not None else sys.maxsize
+
+
+def check_features(known: Checkpoint) -> None:
+    """Raise CheckpointError for a recognizer of other features than those that training computes and augments."""
+    if (kind := known.model.config.encoder.features) != "fixed":
+        raise CheckpointError(f"{known.source}: expected an encoder of 'fixed' log-mel features, got {kind!r}")
 
 
 class Recognition(Summed):

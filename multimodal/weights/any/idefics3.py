@@ -58,10 +58,10 @@ def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing 
         raise CheckpointError(f"{path}: image processor {shown(name)} is not supported")
     image_processor.check_steps(path, steps, RESAMPLE)
     longest, tile = steps["size"].get("longest_edge"), steps["max_image_size"]["longest_edge"]
-    if not steps["do_image_splitting"] or not longest:
-        raise CheckpointError(f"{path}: these steps are not supported (expected splitting with a longest edge)")
+    if not longest:
+        raise CheckpointError(f"{path}: size {shown(steps['size'])} is not supported (expected a longest edge)")
     mean, std = (tuple(map(float, steps[f"image_{name}"])) for name in ("mean", "std"))
-    tiling = Tiling("split", longest=longest)
+    tiling = Tiling("split" if steps["do_image_splitting"] else "whole", longest=longest)
     return Preprocessing((tile, tile), "squash", RESAMPLE[steps["resample"]], mean, std, 0, 1.0, tiling=tiling)
 
 

@@ -80,8 +80,8 @@ def config_of(spec: ViTSpec, config: dict[str, Any], tensors: Tensors) -> ViTCon
     if f"{spec.type}.embeddings.cls_token" in tensors and not len(head):
         raise CheckpointError(f"architectures {config.get('architectures')}: expected a classifier or a model alone")
     pooler = "pooler.dense.weight" in tensors
-    if len(head) and config.get("problem_type") == "regression":
-        raise CheckpointError("config.json: problem_type 'regression' is not supported: its outputs are no classes")
+    if len(head):
+        check_problem(config)
     if pooler and config["pooler_output_size"] not in (None, config["hidden_size"]):
         raise CheckpointError(f"config.json: pooler_output_size {config['pooler_output_size']} is not supported")
     made = ViTConfig(
@@ -177,8 +177,19 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     transformers' pipeline."""
     names = class_names(config)
     labels = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
-    several = config.get("problem_type") == "multi_label_classification" or len(names) == 1
-    return {"labels": labels, "names": names} | ({"scores": "sigmoid"} if several else {})
+    return {"labels": labels, "names": names} | head_scores(config, len(names))
+
+
+def head_scores(config: dict[str, Any], classes: int) -> dict[str, Any]:
+    """Card's fact of the scores that transformers' pipeline gives."""
+    several = config.get("problem_type") == "multi_label_classification" or classes == 1
+    return {"scores": "sigmoid"} if several else {}
+
+
+def check_problem(config: dict[str, Any]) -> None:
+    """Raise CheckpointError for a head whose outputs are numbers."""
+    if config.get("problem_type") == "regression":
+        raise CheckpointError("config.json: problem_type 'regression' is not supported: its outputs are no classes")
 
 
 def _family(spec: ViTSpec) -> Family:

@@ -20,6 +20,7 @@ from multimodal.weights.folder import LEAST_TENSORS, MOST_LAYERS, build
 from multimodal.weights.table import HALVES, NO_FIRST, THIRDS, NameRow, Tensors, linears, qkv, under, weight_and_bias
 from multimodal.weights.vision.image_processor import per_channel
 from multimodal.weights.vision.timm_model import timm_model, vit_config
+from multimodal.weights.vision.vit_hf import check_problem, head_scores
 
 # timm's defaults (data/config.py)
 PIXELS = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.875, "crop_mode": "center",
@@ -167,13 +168,15 @@ def _registered(architecture: str) -> dict[str, Any]:
 
 
 def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    """timm's names of the classes, with their descriptions; without names LABEL_0 …, as in transformers."""
+    """timm's names of the classes, with their descriptions; without names LABEL_0 …, as in transformers, whose
+    TimmWrapper also states what its scores are."""
     stated = config.get("pretrained_cfg") or {}
     told, described = (config.get(key) or stated.get(key) or {} for key in ("label_names", "label_descriptions"))
     told = told or config.get("labels")  # older files
     classes = config.get("num_classes", stated.get("num_classes"))
     if classes == 0:
         return {}
+    check_problem(config)
     names: Any = [f"LABEL_{number}" for number in range(classes or 0)]
     if isinstance(told, dict) and told.keys() <= {*map(str, range(classes or len(told)))}:  # timm lists some alone
         names = [told.get(str(number), f"LABEL_{number}") for number in range(classes or len(told))]
@@ -193,7 +196,8 @@ def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
         return {}
     names = [str(name) for name in names]
     labels = names if len({*names}) == len(names) else [*map(str, range(len(names)))]
-    return {"labels": labels, "names": [str(described.get(name) or name) for name in names]}
+    texts = [str(described.get(name) or name) for name in names]
+    return {"labels": labels, "names": texts} | head_scores(config, len(names))
 
 
 FAMILIES = tuple(

@@ -67,17 +67,19 @@ def test_llava_onevisions_kept_patches(most):
             assert (rows * columns, rows) == expected
 
 
+@pytest.mark.parametrize("division", ["split", "whole"])
 @pytest.mark.parametrize("longest", [112, 100, 28, 50])
-def test_idefics_tiles(longest):
+def test_idefics_tiles(longest, division):
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     theirs = Idefics3ImageProcessorPil(
-        size={"longest_edge": longest}, max_image_size={"longest_edge": 28}, image_mean=HALF, image_std=HALF
-    )
+        size={"longest_edge": longest}, max_image_size={"longest_edge": 28}, image_mean=HALF, image_std=HALF,
+        do_image_splitting=division == "split",
+    )  # fmt: skip
     for size in SIZES:
         image = noise(*size)
         expected = theirs(image, return_tensors="np", return_row_col_info=True)
-        actual = tiled(image, SPLIT.replace(tiling=Tiling("split", longest=longest)))
+        actual = tiled(image, SPLIT.replace(tiling=Tiling(division, longest=longest)))
         assert np.array_equal(expected["pixel_values"][0], actual.pixels.numpy()), size
         assert (expected["rows"][0][0], expected["cols"][0][0]) == actual.grid
         assert expected["pixel_attention_mask"].all()  # tiles are whole, so the model needs no mask

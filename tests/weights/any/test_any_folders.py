@@ -71,8 +71,7 @@ def test_steps_that_are_not_ours_are_refused(tmp_path):
     path.write_text(json.dumps(known))
     assert load(tmp_path).preprocessing.tiling == Tiling("split", longest=56)
     for change, named in (
-        ({"do_image_splitting": False}, "these steps are not supported"),
-        ({"size": {"height": 28, "width": 28}}, "these steps are not supported"),
+        ({"size": {"height": 28, "width": 28}}, "size .* is not supported .expected a longest edge"),
         ({"resample": 0}, "resample 0 is not supported"),
         ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
         ({"image_processor_type": "Idefics2ImageProcessor"}, "image processor 'Idefics2' is not supported"),

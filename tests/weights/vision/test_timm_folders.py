@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+import multimodal
 from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import preprocess
 from multimodal.weights.load import load
@@ -103,6 +104,26 @@ def test_folders_of_transformers_load_too(name, architecture, tmp_path):
         theirs = made.pooler_output if name == "TimmWrapperModel" else made.logits
         assert (own.model(pixels) - theirs).abs().max() <= 1e-5
     assert own.card.get("labels") == (None if name == "TimmWrapperModel" else ["a cat", "a dog", "ox"])
+
+
+@pytest.mark.parametrize(("classes", "problem"), [(1, None), (3, "multi_label_classification")])
+def test_scores_of_one_class_or_of_several_labels_are_those_of_transformers_pipeline(classes, problem, tmp_path):
+    import transformers
+
+    config = transformers.TimmWrapperConfig.from_dict({
+        "architecture": VIT, "num_classes": classes, "model_args": ARGS, "problem_type": problem,
+        "pretrained_cfg": PIXELS | {"input_size": [3, 64, 64], "pool_size": None, "fixed_input_size": True},
+    })  # fmt: skip
+    randomized(transformers.TimmWrapperForImageClassification(config)).save_pretrained(tmp_path)
+    image = Image.effect_mandelbrot((31, 83), (-2, -1, 1, 1), 40).convert("RGB")
+    expected = transformers.pipeline("image-classification", str(tmp_path), device="cpu")(image)
+    found = multimodal.classify(image, model=tmp_path)[0]["scores"]
+    assert [one["label"] for one in found] == [one["label"] for one in expected]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
+    record = json.loads((tmp_path / "config.json").read_text()) | {"problem_type": "regression"}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="problem_type 'regression' is not supported"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

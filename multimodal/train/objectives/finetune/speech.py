@@ -18,15 +18,17 @@ from multimodal.tasks.evaluate.scores import word_errors
 from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
+from multimodal.train import log
 from multimodal.train.objectives import augment_speech, multitask
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
-from multimodal.train.objectives.recognizer import Recognition, most_ids
+from multimodal.train.objectives.recognizer import Recognition, check_features, most_ids
 from multimodal.weights.folder import Checkpoint
 
 
 def recognize(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
     """Transcribe with a Conformer."""
     tokenizer = initial.required_tokenizer()
+    check_features(initial)
     bands = initial.model.config.encoder.bands
     corpus = SpeechCorpus(d.data, cache, bands, columns=d.columns, trust=d.trust)
     held = SpeechCorpus([d.val], cache, bands, columns=d.columns, trust=d.trust) if d.val else None
@@ -70,6 +72,11 @@ def transcribe(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -
         )
     if held and min(held.lengths) > window:
         raise DataError(f"holds no recording of {len(held)} that fits {window / 100:g} s", argument="val")
+    if left := sum(length > window for length in lengths):
+        reason = f"over {window / 100:g} s or {room} tokens of text"
+        log.warning("%d of %d recordings are left out: %s", left, len(lengths), reason)
+    if held and (left := sum(length > window for length in held.lengths)):
+        log.warning("%d of %d held-out recordings are not scored: over %g s", left, len(held), window / 100)
     shares = Curriculum(window, max(window, d.frames), len(clips), easy=0, short=window, pairs=0.0, noise=0.0, full=1.0)
     model = multitask.LetterCTC(initial.model, 0)  # a pretrained encoder needs no letter CTC
     model.head.requires_grad_(False)
