@@ -114,11 +114,7 @@ def _image_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 def _plain(record: Preprocessing) -> bool:
     """True if the client can do it."""
     square = record.size[0] == record.size[1]
-    return (
-        record.tiling is None
-        and record.offset == "round"
-        and (record.resize == "squash" or (record.resize == "shortest" and square))
-    )
+    return record.tiling is None and (record.resize == "squash" or (record.resize == "shortest" and square))
 
 
 def _text_settings(checkpoint: Checkpoint) -> dict[str, Any]:

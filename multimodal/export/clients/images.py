@@ -21,15 +21,18 @@ class ImageClient:
 
     def pixels(self, path):
         own, stored = self.own["image"], ImageOps.exif_transpose(Image.open(path))
-        if stored.mode.startswith("I"):  # grey of 16 bits
-            stored = Image.fromarray(np.rint(np.asarray(stored) / 257).astype(np.uint8))
+        if stored.mode[0] in "IF":  # grey of 16 bits, or floats: white is the least of these that covers them
+            grey, whites = np.asarray(stored), (1, 255, 65535) if stored.mode == "F" else (65535,)
+            white = min(level for level in whites if grey.max() <= level)
+            stored = Image.fromarray(np.rint(grey * (255 / white)).astype(np.uint8))
         image, stored = Image.new("RGB", stored.size, "white"), stored.convert("RGBA")
         image.paste(stored, mask=stored)
         (height, width), edges = own["size"], own["edges"]  # `edges`: before the crop
         if own["resize"] == "shortest":
             edges = [int(edges[0] * side / min(image.size)) for side in reversed(image.size)]
         image = image.resize(edges[::-1], Image.Resampling[own["interpolation"].upper()])
-        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        before = {"round": round, "floor": int}[own["offset"]]
+        left, top = before((image.width - width) / 2), before((image.height - height) / 2)
         rgb = np.asarray(image.crop((left, top, left + width, top + height)), np.float32) / 255
         return ((rgb - np.float32(own["mean"])) / np.float32(own["std"])).transpose(2, 0, 1)[None]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from multimodal.errors import UsageError
 from multimodal.export import clients
@@ -18,6 +19,8 @@ from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.text.embed import text_rows
+from multimodal.tokens.image.preprocessing import preprocess
+from multimodal.tokens.image.reading import read_image
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint
@@ -165,6 +168,24 @@ def test_a_search_that_the_client_lacks_leaves_it_out(search, client, tmp_path):
     source = replace(tiny_checkpoints.checkpoint("llama"), card={"generation": search})
     assert write_client(source, tmp_path).get("client") == client
     assert (tmp_path / "client.py").exists() is (client is not None)
+
+
+@pytest.mark.parametrize("offset", ["round", "floor"])
+def test_the_image_client_prepares_images_as_the_model_does(offset, tmp_path):
+    """`floor`: crops of transformers' processors."""
+    source = tiny_checkpoints.checkpoint("vit")
+    record = replace(source.preprocessing, size=(8, 8), resize="shortest", crop=0.72, offset=offset)
+    labels = [str(number) for number in range(source.model.config.classes)]
+    kind = runpy.run_path(str(Path(clients.__file__).with_name("images.py")))["ImageClient"]
+    client = object.__new__(kind)
+    client.own = write_client(replace(source, preprocessing=record, card={"labels": labels}), tmp_path)
+    assert client.own["client"] == "client.py"
+    samples = np.random.default_rng(0).integers(0, 256, (31, 50, 3), np.uint8)
+    deep = samples[..., 0].astype(np.float32)
+    for number, image in enumerate((samples, samples.swapaxes(0, 1).copy(), deep / 255, deep, deep * 257)):
+        path = tmp_path / f"{number}.tif"
+        Image.fromarray(image).save(path)
+        assert np.allclose(client.pixels(path)[0], preprocess(read_image(path), record).numpy(), atol=1e-6), number
 
 
 @pytest.mark.parametrize("change", [{"near": (2, 1)}, {"chunk": 4, "left": 2}])
