@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in MARKS.intersection(one.name for one in item.iter_markers()):
             if not names(item.path, mark):
-                raise pytest.UsageError(f"{item.nodeid}: `-m {mark}` misses it; name its mark in its file as mark.{mark}")
+                raise pytest.UsageError(f"{item.nodeid}: `-m {mark}` misses it; its file must name mark.{mark}")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))
 
