@@ -19,6 +19,7 @@ from multimodal.system.outputs import Outputs
 if TYPE_CHECKING:
     from multimodal.cli.parser import Parser
     from multimodal.data.remote.trust import Trust
+    from multimodal.data.sources import ListColumns
 
 # what commands write; every other text among their options may name an input
 OUTPUTS = {
@@ -77,6 +78,13 @@ def trust(options: Namespace) -> "Trust":
     from multimodal.data.remote.trust import Trust  # slow: not for --help
 
     return Trust(options.trust_paths, tuple(options.remote))
+
+
+def columns(options: Namespace) -> "ListColumns":
+    """Columns of lists, from the flags of `flags.lists`."""
+    from multimodal.data.sources import ListColumns
+
+    return ListColumns(*(getattr(options, f"{name}_column", None) for name in ("path", "text", "label")))
 
 
 def check_texts(p: "Parser", texts: list[str], read: str = "--file reads") -> None:

@@ -1,6 +1,7 @@
 """Flags that several commands share: the model, the machine, lists of data, output files."""
 
 import argparse
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -121,11 +122,22 @@ def videos(p: Parser, whole: bool = True) -> None:
     add_flags(p.add_argument_group("videos"), ClipOptions if whole else VideoOptions)
 
 
-def lists(g: argparse._ActionsContainer) -> None:
-    """Files and hosts that lists of data may name; the recipes have the same flags (`multimodal.data.remote.trust`)."""
+def lists(g: argparse._ActionsContainer, *columns: str) -> None:
+    """Files and hosts that lists of data may name, and the names of their `columns`, among path, text and label; the
+    recipes have the same flags (`multimodal.data.remote.trust`, `multimodal.data.sources.ListColumns`)."""
     g.add_argument("--trust_paths", action="store_true", help="let lists name files outside their folder")
     g.add_argument("--remote", nargs="+", default=[], metavar="HOST", help="hosts that lists may name in URLs: "
                    "HOST, HOST:PORT or s3://BUCKET; an internal address must be listed itself")  # fmt: skip
+    for name in columns:
+        g.add_argument(
+            f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: usual names)"
+        )
+
+
+def check_columns(p: Parser, options: argparse.Namespace, *data: str) -> None:
+    """Refuse columns of lists where all data (those of the command) are folders."""
+    if all(map(os.path.isdir, data or (*options.data, *getattr(options, "train", ())))):
+        p.refuse(options, ("path_column", "text_column", "label_column"), "is for lists and tars (got folders)")
 
 
 def overwrite(g: argparse._ActionsContainer) -> None:

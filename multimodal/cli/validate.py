@@ -6,7 +6,7 @@ from pathlib import Path
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import trust
+from multimodal.cli.files import columns, trust
 from multimodal.cli.output import print_record
 from multimodal.cli.parser import Parser
 from multimodal.data.options import ValidateOptions
@@ -25,29 +25,22 @@ def add_flags(p: Parser) -> None:
     add_option_flags(p, ValidateOptions, defaults=True)
     flags.results(p, "table", "json")
     p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")
-    flags.lists(p)
-    for name in ("path", "text", "label"):
-        p.add_argument(
-            f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: usual names)"
-        )
+    flags.lists(p, "path", "text", "label")
 
 
-def check(p: Parser, options: Namespace) -> None:
-    if all(map(os.path.isdir, options.data)):
-        p.refuse(options, ("path_column", "text_column", "label_column"), "is for lists and tars (got folders)")
+check = flags.check_columns
 
 
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.class_names import class_names
-    from multimodal.data.sources import ListColumns, open_source
+    from multimodal.data.sources import open_source
     from multimodal.data.validate import summary, validate
 
-    columns = ListColumns(options.path_column, options.text_column, options.label_column)
     workers = options.workers or min(8, len(os.sched_getaffinity(0)))
     reports = []
     for data in options.data:
         labels = class_names([Path(options.classes)] if options.classes else [], [data])
-        source = open_source(data, columns=columns, trust=trust(options))
+        source = open_source(data, columns=columns(options), trust=trust(options))
         reports.append((data, validate(source, options.kind, workers, labels, Progress(data))))
     lines = (line for data, report in reports for line in summary(data, report))
     print_record(options.format, [report.to_dict(data) for data, report in reports], lines)

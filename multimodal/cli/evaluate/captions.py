@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import output_file, outputs_of, trust
+from multimodal.cli.files import columns, output_file, outputs_of, trust
 from multimodal.cli.loading import choose_device, loaded
 from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
@@ -33,7 +33,7 @@ def add_flags(p: Parser) -> None:
     p.add_argument("data", nargs="+", metavar="DATA", help="images with reference captions: .jsonl, .csv, .tsv "
                    "(several lines may name one image) or WebDataset tars")  # fmt: skip
     add_option_flags(p, SubsetOptions, defaults=True)
-    flags.lists(p)
+    flags.lists(p, "path", "text")
     g = p.add_argument_group("captions")
     flags.model(g, "caption", lambda options: None if options.predictions is not None else "caption")
     g.add_argument("--predictions", metavar="FILE", help="score these instead: .csv or .jsonl with columns file and "
@@ -55,6 +55,7 @@ def add_flags(p: Parser) -> None:
 def check(p: Parser, options: Namespace) -> None:
     if options.model is not None and options.predictions is not None:
         p.error("captions come from either --model or --predictions")
+    flags.check_columns(p, options)
 
 
 def run(options: Namespace) -> int:
@@ -64,8 +65,8 @@ def run(options: Namespace) -> int:
     began = time.perf_counter()
     choose_device(options)
     report = output_file(options.report, "--report", (".md", ".html"), outputs_of(options))
-    clip = _clip(options)
-    referenced = open_references(options.data, options.limit, 2 if options.agreement else 1, trust(options))
+    clip, read = _clip(options), (trust(options), columns(options))
+    referenced = open_references(options.data, options.limit, 2 if options.agreement else 1, *read)
     captions, facts = _captions(options, referenced)
     found = evaluate(
         referenced, captions, clip, options.agreement, Progress(f"{options.clip_model}: images"),
@@ -74,7 +75,7 @@ def run(options: Namespace) -> int:
     for line in found.broken:
         fail(line)
     if options.constant:
-        facts["constant"] = constant_caption(referenced, options.constant, trust(options))
+        facts["constant"] = constant_caption(referenced, options.constant, *read)
     facts = {"task": "captions", "data": options.data, **facts, "clip_model": clip and clip.source,
              "seconds": round(time.perf_counter() - began, 2)}  # fmt: skip
     print_record(options.format, record(found, facts), _summary(found, facts.get("constant")))

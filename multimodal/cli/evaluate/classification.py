@@ -23,9 +23,9 @@ def add_flags(p: Parser) -> None:
                    "tars or a list; for a text classifier: .tsv, .csv or .jsonl; for a tabular model: "
                    ".csv")  # fmt: skip
     flags.image_model(p, "classification")
-    p.add_argument("--columns", nargs="+", metavar="NAME", help="for a text classifier: columns of text and label "
-                   "(default: usual names, else a TSV's first and last); for a tabular model: all columns "
-                   "of a .csv without a header")  # fmt: skip
+    p.add_argument("--columns", nargs="+", metavar="NAME", help="columns of path (images) or text, and of label, "
+                   "in a list (default: usual names, else a TSV's first and last of texts); for a tabular model: all "
+                   "columns of a .csv without a header")  # fmt: skip
     add_option_flags(p, SubsetOptions, defaults=True)
     flags.lists(p)
     output_flags(p)

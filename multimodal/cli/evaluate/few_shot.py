@@ -4,6 +4,7 @@ import warnings
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from multimodal.cli import flags
 from multimodal.cli.evaluate import image_run
 from multimodal.cli.evaluate.image_run import (
     EvaluateRun,
@@ -34,6 +35,9 @@ def add_flags(p: Parser) -> None:
     image_run.name_flags(p.add_argument_group("classes and prompts"))
     image_run.result_flags(p, False)
     image_run.machine_flags(p)
+
+
+check = flags.check_columns
 
 
 def run(options: Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
-from multimodal.cli.files import output_file, outputs_of, trust
+from multimodal.cli.files import columns, output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 DATA = "a folder with a folder per class, WebDataset tars (.cls, .txt), .csv, .tsv or .jsonl; several are joined"
 
 
-def data_flags(p: Parser) -> None:
+def data_flags(p: Parser, wanted: str = "label") -> None:
+    """`wanted`: what each image has, a label or a text."""
     p.usage = "%(prog)s DATA [DATA ...] [flags]"
     p.add_argument("data", nargs="+", metavar="DATA", help=DATA)
     add_option_flags(p, SubsetOptions, defaults=True)
-    flags.lists(p)
+    flags.lists(p, "path", wanted)
 
 
 def name_flags(g: argparse._ArgumentGroup) -> None:
@@ -171,8 +172,8 @@ def train_and_test(options: Namespace) -> "tuple[tuple[ImageSet, ImageSet], list
     from multimodal.data.datasets.image_sets import open_images, same_classes
 
     train, test = (
-        open_images(options.train, trust=trust(options)),
-        open_images(options.data, options.limit, trust(options)),
+        open_images(options.train, None, trust(options), columns(options)),
+        open_images(options.data, options.limit, trust(options), columns(options)),
     )
     return (train, test), same_classes(train, test)
 

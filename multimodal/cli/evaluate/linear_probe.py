@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+from multimodal.cli import flags
 from multimodal.cli.evaluate import image_run
 from multimodal.cli.evaluate.image_run import EvaluateRun, labelled_vectors, train_and_test
 from multimodal.cli.parser import Parser
@@ -19,6 +20,9 @@ def add_flags(p: Parser) -> None:
     image_run.training_flags(p.add_argument_group("training"), ProbeOptions)
     image_run.result_flags(p)
     image_run.machine_flags(p)
+
+
+check = flags.check_columns
 
 
 def run(options: Namespace) -> int:

@@ -2,9 +2,10 @@
 
 from argparse import Namespace
 
+from multimodal.cli import flags
 from multimodal.cli.evaluate import image_run
 from multimodal.cli.evaluate.image_run import EvaluateRun
-from multimodal.cli.files import trust
+from multimodal.cli.files import columns, trust
 from multimodal.cli.parser import Parser
 
 EXAMPLES = """examples:
@@ -14,9 +15,12 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
-    image_run.data_flags(p)
+    image_run.data_flags(p, "text")
     image_run.result_flags(p, False)
     image_run.machine_flags(p)
+
+
+check = flags.check_columns
 
 
 def run(options: Namespace) -> int:
@@ -27,7 +31,7 @@ def run(options: Namespace) -> int:
     from multimodal.weights.encode import text_features
 
     evaluation = EvaluateRun(options)
-    given = captioned(open_images(options.data, trust=trust(options)), options.limit)
+    given = captioned(open_images(options.data, None, trust(options), columns(options)), options.limit)
     images = given.images
     checkpoint = evaluation.model("embedding")
     checkpoint.required_tokenizer()

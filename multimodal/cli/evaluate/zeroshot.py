@@ -2,9 +2,10 @@
 
 from argparse import Namespace
 
+from multimodal.cli import flags
 from multimodal.cli.evaluate import image_run
 from multimodal.cli.evaluate.image_run import EvaluateRun, classes_of, classifier_for, known_classes, labels_of
-from multimodal.cli.files import trust
+from multimodal.cli.files import columns, trust
 from multimodal.cli.parser import Parser, count
 from multimodal.errors import UsageError
 
@@ -27,6 +28,9 @@ def add_flags(p: Parser) -> None:
     image_run.machine_flags(p)
 
 
+check = flags.check_columns
+
+
 def run(options: Namespace) -> int:
     from multimodal.data.datasets.image_sets import labelled, listed_classes, open_images
     from multimodal.tasks.classify.classifier import saved_templates
@@ -35,7 +39,7 @@ def run(options: Namespace) -> int:
     from multimodal.tasks.evaluate.zero_shot import described, zero_shot_scores
 
     evaluation = EvaluateRun(options)
-    images = labelled(open_images(options.data, options.limit, trust(options)))
+    images = labelled(open_images(options.data, options.limit, trust(options), columns(options)))
     checkpoint = evaluation.model("embedding")
     labels, templates = labels_of(options)
     if options.hypernyms and (options.classifier or labels is not None):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multimodal.cli import flags
 from multimodal.cli.console import Progress, console
-from multimodal.cli.files import output_file, outputs_of, trust
+from multimodal.cli.files import columns, output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, printable, six_digits
 from multimodal.cli.parser import Parser
@@ -108,7 +108,7 @@ def _scores(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--classes", metavar="FILE", help="names of the classes of --calibrate (default: classes.jsonl "
                    "beside DATA, else their ids)")  # fmt: skip
     g.add_argument("--reliability", metavar="PNG", help="draw how often scores were right, before and after")
-    flags.lists(g)
+    flags.lists(g, "path", "label")
 
 
 def check(p: Parser, options: Namespace) -> None:
@@ -121,11 +121,13 @@ def check(p: Parser, options: Namespace) -> None:
         p.error("IMAGE: name a file, folder or glob")
     if options.templates is not None and options.classifier is not None:
         p.error("--templates: a classifier file has its own (--classifier)")
-    for name in ("calibration", "classes", "reliability"):
+    for name in ("calibration", "classes", "reliability", "path_column", "label_column"):
         if getattr(options, name) is not None and options.calibrate is None:
             p.error(f"--{name}: says how to --calibrate, which is not given")
     if options.calibrate is not None and options.scores is not None:
         p.error(f"--scores {options.scores}: --calibration says which scores come out")
+    if options.calibrate is not None:
+        flags.check_columns(p, options, options.calibrate)
     written = ("output", "save_classifier", "reliability", "heatmap")
     if options.overwrite and not any(getattr(options, name) for name in written):
         p.error(f"--overwrite: names no file ({', '.join(f'--{name}' for name in written)})")
@@ -317,7 +319,8 @@ def _calibration_data(options: Namespace) -> Any:
         return None
     from multimodal.tasks.classify.calibrate import open_labelled
 
-    return open_labelled(options.calibrate, [Path(options.classes)] if options.classes else [], trust(options))
+    names = [Path(options.classes)] if options.classes else []
+    return open_labelled(options.calibrate, names, trust(options), columns(options))
 
 
 def _calibrated(

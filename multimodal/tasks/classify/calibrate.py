@@ -13,6 +13,7 @@ from multimodal.data.datasets.class_names import class_names
 from multimodal.data.datasets.image_sets import ImageSet, labelled, open_images
 from multimodal.data.datasets.images import named_concept
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import DataError
 from multimodal.tasks.classify.calibration import FOLDS, bins, calibrate
 from multimodal.tasks.classify.classifier import ZeroShotClassifier
@@ -57,11 +58,13 @@ class CalibrationResult:
     broken: list[str]
 
 
-def open_labelled(data: str, names: Sequence[Path] = (), trust: Trust = OWN_FOLDER) -> LabelledImages:
+def open_labelled(
+    data: str, names: Sequence[Path] = (), trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL
+) -> LabelledImages:
     """Open labelled images. `names`: files of class names, besides a `classes.jsonl` in or beside the data.
 
     Raises DataError, UsageError."""
-    images = labelled(open_images(data, trust=trust))
+    images = labelled(open_images(data, None, trust, columns))
     known = class_names(names, [data])
     rows = {(row := images.source.row(key)).label: row for key in reversed(images.keys)}
     found = {i: (*named_concept(rows[i], known).names, i, i.replace("_", " ")) for i in images.ids if i in rows}

@@ -14,7 +14,7 @@ from multimodal.data.datasets.image_sets import CaptionedImages, captioned, open
 from multimodal.data.manifests import read_list
 from multimodal.data.pending import PendingItems
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import PATHS
+from multimodal.data.sources import PATHS, USUAL, ListColumns
 from multimodal.errors import DataError
 from multimodal.tasks.caption.caption import caption_many
 from multimodal.tasks.encode.features import image_features
@@ -54,10 +54,12 @@ class CaptionEvaluation:
         return {**counts, **self.scores, **({"people": self.people} if self.people else {})}
 
 
-def open_references(data: Any, limit: int | None = None, least: int = 1, trust: Trust = OWN_FOLDER) -> CaptionedImages:
+def open_references(
+    data: Any, limit: int | None = None, least: int = 1, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL
+) -> CaptionedImages:
     """Images with their references; at most `limit` images, evenly spread. Raises DataError for fewer than two
     images, and for one with fewer than `least` texts."""
-    found = captioned(open_images(data, trust=trust), limit)
+    found = captioned(open_images(data, None, trust, columns), limit)
     if len(found.texts) < 2:
         raise DataError(f"{found.images.where}: {len(found.texts)} images with captions, scores need at least 2")
     if bare := [key for key, texts in found.texts.items() if len(texts) < least]:
@@ -158,9 +160,11 @@ def evaluate(
     return CaptionEvaluation(total, rows, list(texts), agreement(references) if people else None, cut, broken)
 
 
-def constant_caption(referenced: CaptionedImages, data: Any, trust: Trust = OWN_FOLDER) -> dict[str, Any]:
+def constant_caption(
+    referenced: CaptionedImages, data: Any, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL
+) -> dict[str, Any]:
     """Scores and text of the caption of `data` that does best when every image is given the same."""
-    candidates = captioned(open_images(data, trust=trust)).texts.values()
+    candidates = captioned(open_images(data, None, trust, columns)).texts.values()
     return best_constant([text for texts in candidates for text in texts], list(referenced.texts.values()))
 
 

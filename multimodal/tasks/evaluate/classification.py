@@ -17,7 +17,7 @@ from multimodal.data.datasets.labelled_texts import ClassBatch, CollateClassed, 
 from multimodal.data.datasets.tables import Columns, Table, TableData, encode, part, read_table
 from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import Source, open_source
+from multimodal.data.sources import ListColumns, Source, open_source
 from multimodal.errors import CheckpointError, DataError, UsageError, few
 from multimodal.inference.modules import inference_mode
 from multimodal.inference.options import BatchOptions
@@ -176,7 +176,7 @@ def evaluate_classifier(
 ) -> ClassifierEvaluation:  # fmt: skip
     """Evaluate a ViT with a head (labelled images), a text classifier (labelled texts) or a tabular model (CSV).
 
-    `columns`: names of text and label in a table of texts; of all columns of a CSV without a header. `limit`: at most
+    `columns`: names of path or text and of label in a list; of all columns of a CSV without a header. `limit`: at most
     this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError for a model
     without classes or with several labels an item, DataError for data that does not fit."""
     model = checkpoint.model.eval()
@@ -190,9 +190,8 @@ def evaluate_classifier(
     if not image and not (isinstance(model, TextTransformer) and model.config.classes):
         kinds = "a ViT with a head, a text classifier or a tabular model"
         raise UsageError(f"model {checkpoint.source}: expected {kinds}, got {checkpoint.kind}")
-    if columns and (image or len(columns) != 2):
-        wanted = "left out for images" if image else "text and label"
-        raise UsageError(f"must be {wanted} (got {few(columns)})", argument="columns")
+    if columns and len(columns) != 2:
+        raise UsageError(f"must be {'path' if image else 'text'} and label (got {few(columns)})", argument="columns")
     labels = checkpoint.card.get("labels")
     if not labels or (checkpoint.preprocessing if image else checkpoint.tokenizer) is None:
         missing = "labels" if not labels else "preprocessing" if image else "tokenizer"
@@ -200,7 +199,8 @@ def evaluate_classifier(
     if checkpoint.card.get("scores") == "sigmoid":
         raise UsageError(f"model {checkpoint.source}: expected a classifier of one label an item, got one of several")
     if image:
-        source = open_source(data, trust=trust)
+        path, label = columns or (None, None)
+        source = open_source(data, columns=ListColumns(path, None, label), trust=trust)
         accuracy = ImageAccuracy(source, labels, checkpoint.preprocessing, data, limit, batch_size)
         logits, targets = accuracy.logits(model)
         scores = class_scores(list(labels), targets, logits)

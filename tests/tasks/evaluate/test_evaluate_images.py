@@ -253,6 +253,29 @@ def test_a_table_of_classify_is_data_and_a_line_without_a_label_is_left_out(caps
     assert json.loads(out)["images"] == 24
 
 
+def test_columns_of_lists_may_have_other_names(capsys, models, images):
+    files = sorted(images.rglob("*.png"))
+    listed = images.parent / "breeds.csv"
+    listed.write_text("\n".join(["photo,breed,says", *(f"val/{f.parent.name}/{f.name},{f.parent.name},a {f.stem}"
+                                                       for f in files)]))  # fmt: skip
+    common, named = ["-m", models / "clip"], ["--path_column", "photo", "--label_column", "breed"]
+    folder, made = (evaluated(capsys, "zeroshot", *some, *common) for some in ([images], [listed, *named]))
+    assert made["per_class"] == folder["per_class"]
+    made = evaluated(capsys, "linear-probe", listed, "--train", listed, "--C", "1", *named, *common)
+    assert (made["images"], made["train_images"]) == (24, 24)
+    assert evaluated(capsys, "retrieval", listed, *named[:2], "--text_column", "says", *common)["texts"] == 24
+    code, out, _ = run(capsys, "classify", "--calibrate", listed, *named, *common)
+    assert (code, "fitted to 24 images of 4 labels" in out) == (0, True)
+    said = images.parent / "said.csv"
+    said.write_text("\n".join(["file,caption", *(f"{f},a {f.stem}" for f in files)]))
+    made = evaluated(capsys, "captions", listed, *named[:2], "--text_column", "says", "--predictions", said)
+    assert (made["images"], made["bleu1"]) == (24, pytest.approx(100))
+    for words in (["evaluate", "zeroshot", images, *common], ["classify", "--calibrate", images, *common]):
+        code, out, err = run(capsys, *words, "--label_column", "breed")
+        assert (code, out) == (2, "")
+        assert "--label_column: is for lists and tars (got folders)" in err
+
+
 @pytest.mark.parametrize("kind", ["zeroshot", "linear-probe", "few-shot"])
 def test_data_without_labels_or_with_one_class_is_refused(capsys, models, images, tmp_path, kind):
     flat = tmp_path / "flat"

@@ -128,6 +128,12 @@ def test_accuracy_of_an_image_classifier(capsys, tmp_path):
     (found,) = json.loads(out)["sets"].values()
     assert (found["images"], found["acc1"]) == (12, 0.25)
     assert [row["recall"] for row in found["per_class"]] == [0, 0, 0, 1]
+    rows = [f"val/{path.parent.name}/{path.name},{path.parent.name}" for path in data.rglob("[0-9].png")]
+    (tmp_path / "list.csv").write_text("\n".join(["photo,breed", *rows]))
+    (listed,) = figures(
+        capsys, "classification", tmp_path / "list.csv", "-m", tmp_path / "vit", "--columns", "photo", "breed"
+    ).values()
+    assert listed["per_class"] == found["per_class"]
 
 
 def test_accuracy_of_a_text_classifier(capsys, tmp_path):
