@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.system import memory
 from multimodal.system.assets import shipped
@@ -44,7 +45,7 @@ from multimodal.weights.hub.download import HUB, repository_of, snapshot
 from multimodal.weights.hub.registry import near
 from multimodal.weights.table import Tensors
 from multimodal.weights.text.decoders.gguf_models import gguf_checkpoint
-from multimodal.weights.text.sentence import projected, sentence_card
+from multimodal.weights.text.sentence import encoder_alone, projected, sentence_card
 
 OPEN_CLIP = "open_clip:"
 MODULES = (
@@ -168,13 +169,14 @@ def load_foreign(
 ) -> Checkpoint:
     if config.get("model_type") == "timm_wrapper":  # transformers' class around timm's models
         tensors = {name.removeprefix("timm_model."): tensor for name, tensor in tensors.items()}
+    tensors = encoder_alone(tensors, config, folder)
     made = recognize(tensors, config, where).load(tensors, config, where, folder)
     if config.get("auto_map"):
         warnings.warn(f"{where}: auto_map of config.json is ignored: code of a model is never run", stacklevel=6)
     card, parts = exported_parts(folder)
     check_vocabulary(parts.get("tokenizer"), made.model.config, where)
-    if isinstance(made.model, TextTransformer):
-        card |= sentence_card(folder)
+    if isinstance(made.model, TextTransformer | EncoderDecoder):
+        card |= sentence_card(folder, made.model)
     model = projected(made.model, folder, pickled)
     return replace(made, model=model, card=check_card(card | made.card, where), **parts)
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from multimodal.errors import CheckpointError
+from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import Projection, TextTransformer
 from multimodal.models.text_config import ProjectionConfig
 from multimodal.system.files import inside, optional_json, read_json, read_json_value
@@ -25,15 +26,16 @@ POOLING = "1_Pooling"  # in a folder that does not list its modules
 # settings of its Transformer module; the first file that says anything counts
 SETTINGS = tuple(f"sentence_{kind}_config.json" for kind in
                  ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))  # fmt: skip
+ENCODERS = ("t5", "mt5", "umt5")  # `model_type` of those whose decoder it does not read
 # classes of torch.nn that a Dense module names, read as names alone
 FUNCTIONS = {"Identity": None, "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
 
 
-def sentence_card(folder: Path | None) -> dict[str, Any]:
+def sentence_card(folder: Path | None, model: nn.Module) -> dict[str, Any]:
     """`pooling`, `normalize`, `prompts`, `prompt` and `similarity` for the card; {} for other folders. Unsupported
-    steps keep their foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses. Raises
-    CheckpointError for a prompt that is left out of the mean, and for a default prompt that the folder does not
-    hold."""
+    steps keep their foreign names, such as "weightedmean", "cls, mean" or "LSTM", which `embed` refuses, as it does
+    BART's, where the decoder's states are pooled. Raises CheckpointError for a prompt that is left out of the mean, and
+    for a default prompt that the folder does not hold."""
     modules = sentence_modules(folder) if folder is not None else []
     kinds = [kind for kind, _ in modules if kind != "Dropout"]  # of training alone
     if kinds in ([], ["Transformer"]):
@@ -45,9 +47,18 @@ def sentence_card(folder: Path | None) -> dict[str, Any]:
         steps = _poolings(_config(folder, modules[1][1]), any(prompts.get("prompts", {}).values()))
     else:
         steps = [kind for kind in kinds if kind not in expected] or kinds
+    if isinstance(model, EncoderDecoder):
+        steps = [*steps, "of the decoder"]
     if (size := record.get("truncate_dim")) is not None:
         steps = [*steps, f"truncate_dim {size!r:.20}"]
     return {"pooling": ", ".join(steps), "normalize": "Normalize" in kinds} | prompts | _similarity(record)
+
+
+def encoder_alone(tensors: Tensors, config: dict[str, Any], folder: Path | None) -> Tensors:
+    """Tensors without the decoder that sentence-transformers does not read."""
+    if config.get("model_type") not in ENCODERS or folder is None or len(sentence_modules(folder)) < 2:
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(("decoder.", "lm_head."))}
 
 
 def _similarity(record: dict[str, Any]) -> dict[str, str]:

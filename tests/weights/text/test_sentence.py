@@ -208,16 +208,52 @@ def test_a_decoder_may_read_in_both_directions(tmp_path, kind):
             assert (embed([text, "more"], load(one))[0] - mean_of(folder, model, text)).abs().max() < 1e-5
 
 
-def test_dense_modules_after_a_model_that_writes_are_refused(tmp_path):
+def pooled_folder(model, folder: Path, *more: str) -> Path:
+    """A model with the modules of sentence-transformers."""
+    randomized(model).save_pretrained(folder)
+    names = ("Transformer", "Pooling", *more)
+    modules = [{"path": name, "type": f"sentence_transformers.models.{name}"} for name in names]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "Pooling").mkdir()
+    (folder / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
+    return folder
+
+
+def test_the_encoder_of_a_whole_t5_makes_vectors(tmp_path):
+    """As sentence-transformers loads it: the decoder is not read."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(vocab_size=60, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3, decoder_start_token_id=0)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    modules = [{"path": name, "type": f"sentence_transformers.models.{name}"}
-               for name in ("Transformer", "Pooling", "Dense")]  # fmt: skip
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    model = T5ForConditionalGeneration(config)
+    folder = pooled_folder(model, tmp_path, "Normalize")
+    tiny_pieces(folder).rename(folder / "spiece.model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 9}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(
+        {"prompts": {"query": "the "}, "default_prompt_name": "query"}))  # fmt: skip
+    checkpoint = load(folder)
+    ids = [*checkpoint.tokenizer.encode("the cat sat"), 1]
+    with torch.no_grad():
+        expected = model.encoder(torch.tensor([ids])).last_hidden_state[0].amax(0)
+    found = embed(["cat sat"], checkpoint)[0]
+    assert (found - torch.nn.functional.normalize(expected, dim=0)).abs().max() < 1e-5
+
+
+def test_vectors_of_a_bart_are_refused(tmp_path):
+    """sentence-transformers pools the states of its decoder, and Dense modules would follow these."""
+    from transformers import BartConfig, BartModel
+
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder")
+             for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))}  # fmt: skip
+    folder, record = hub_folder(tmp_path, "byte-level")
+    model = BartModel(BartConfig(**record, d_model=16, max_position_embeddings=32, **sizes))
+    checkpoint = load(pooled_folder(model, folder))
+    with pytest.raises(UsageError, match="'max, of the decoder' of its modules.json or card is not supported"):
+        embed(["a"], checkpoint)
+    modules = json.loads((folder / "modules.json").read_text())
+    more = {"path": "Dense", "type": "sentence_transformers.models.Dense"}
+    (folder / "modules.json").write_text(json.dumps([*modules, more]))
     with pytest.raises(CheckpointError, match=r"modules\.json: expected a text encoder before Dense, got Enc"):
-        load(tmp_path)
+        load(folder)
 
 
 @pytest.mark.parametrize("kind", ["T5Tokenizer", "ByT5Tokenizer"])
