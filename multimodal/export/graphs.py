@@ -107,8 +107,8 @@ class TextEncoding(nn.Module):
         made = {
             "states": lambda: states,
             "words": lambda: model.logits(states),
-            "pooled": lambda: model.pooled(states),
-            "classes": lambda: model.classes(model.pooled(states)),
+            "pooled": lambda: model.pooled(states, valid),
+            "classes": lambda: model.classes(model.pooled(states, valid)),
             "tags": lambda: model.tags(states),
             "replaced": lambda: model.detect(states),
             "starts": lambda: model.spans(states)[..., 0],
@@ -124,7 +124,7 @@ class TextEncoding(nn.Module):
             "mean": lambda: torch.where(kept, states, 0).sum(1) / kept.sum(1),
             "max": lambda: torch.where(kept, states, -torch.inf).amax(1),
             "cls": lambda: states[:, 0],
-            "pooler": lambda: self.model.pooled(states),
+            "pooler": lambda: self.model.pooled(states, valid),
             "last": lambda: select_positions(states, valid.sum(1) - 1)[:, 0],
         }
         vector = kinds[self.pooling]()

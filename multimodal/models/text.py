@@ -14,6 +14,7 @@ from multimodal.blocks.positions import BucketBias, Disentangled, Rotation, alib
 from multimodal.blocks.sdpa import preferred_kernels
 from multimodal.blocks.stack import Stack, select_positions
 from multimodal.models.text_config import (
+    MEAN,
     LayerPattern,
     ProjectionConfig,
     TextConfig,
@@ -38,7 +39,7 @@ class Transform(nn.Module):
 
 
 class Pool(nn.Module):
-    """act(linear x) of the first token's state, normed if there is a norm."""
+    """act(linear x) of the first of the states, normed if there is a norm."""
 
     def __init__(self, width: int, activation: str, bias: bool = True, norm: nn.Module | None = None):
         super().__init__()
@@ -129,7 +130,7 @@ class TextTransformer(nn.Module):
         if config.head_bias == "fixed" and (bias := owner._parameters.pop(name, None)) is not None:
             owner.register_buffer(name, bias.detach())
         norm = make_norm(block.norm, config.width, block.norm_eps) if config.pool_norm else None
-        self.pool = Pool(config.width, config.pool, biased, norm) if config.pool else None
+        self.pool = Pool(config.width, config.pool.removeprefix(MEAN), biased, norm) if config.pool else None
         self.project = Projection(config.width, config.projections) if config.projections else None
         self.classes = nn.Linear(config.width, config.classes) if config.classes else None
         self.tags = nn.Linear(config.width, config.tags) if config.tags else None
@@ -343,7 +344,11 @@ class TextTransformer(nn.Module):
         return states if self.head is not None or self.config.logit_scale == 1 else states * self.config.logit_scale
 
     def pooled(self, states: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, "B D"]:
-        """The first token's state, or a causal model's last `valid` one, through the pooler if there is one."""
+        """The first token's state, the mean of the `valid` ones, or a causal model's last one, through the pooler if
+        there is one."""
+        if self.config.pools_mean:
+            kept = torch.ones_like(states[..., :1], dtype=torch.bool) if valid is None else valid[..., None]
+            states = torch.where(kept, states, 0).sum(1, keepdim=True) / kept.sum(1, keepdim=True)
         if self.config.causal and valid is not None:
             states = select_positions(states, states.shape[1] - 1 - valid.flip(1).int().argmax(1))
         elif self.config.causal:

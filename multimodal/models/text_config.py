@@ -11,6 +11,7 @@ from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.positions import Rotation, rotary, sinusoids, stretched_theta, yarn_rates
 from multimodal.blocks.stack import StackConfig
 
+MEAN = "mean "
 POSITIONS = ("learned", "sinusoidal", "rotary", "bucket", "alibi", "disentangled", "none")
 
 
@@ -140,7 +141,8 @@ class TextConfig:
     sentence-transformers). `head_linear_bias`: of the linear maps in `transform` and `pool`; `pool_norm`: a norm after
     the pooler's activation (ModernBERT).
 
-    `pool`: activation of a pooler on the first token's state (BERT: tanh). `classes`: outputs of a linear classifier on
+    `pool`: activation of a pooler on the first token's state (BERT: tanh), or behind `MEAN` on the mean of all states
+    (ModernBERT: "mean gelu"). `classes`: outputs of a linear classifier on
     the pooled state; one output scores a choice. `tags`: outputs of a linear classifier of each token. `spans`: logits
     of each token to begin and to end an answer. `detect`: a head with one logit per token (ELECTRA)."""
 
@@ -184,6 +186,10 @@ class TextConfig:
     @property
     def width(self) -> int:
         return self.stack.block.attention.width
+
+    @property
+    def pools_mean(self) -> bool:
+        return self.pool is not None and self.pool.startswith(MEAN)
 
     @property
     def limit(self) -> int | None:

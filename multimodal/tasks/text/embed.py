@@ -132,7 +132,8 @@ def checked_pooling(checkpoint: Checkpoint, pooling: str | None) -> str:
 def _pooled(checkpoint: Checkpoint, texts: list[str], pooling: str, batch_tokens: int | None) -> Float[Tensor, "N D"]:
     tower, table = _reader(checkpoint)
     rows = text_rows(checkpoint.required_tokenizer(), texts, tower.config.context, ends=not tower.config.causal)
-    pool = "first" if pooling in ("cls", "pooler") else pooling
+    mean = pooling == "pooler" and tower.config.pools_mean
+    pool = "mean" if mean else "first" if pooling in ("cls", "pooler") else pooling
     vectors = pool_ragged(tower, rows, pool, table=table, tokens=batch_tokens)
     with inference_mode():
         vectors = tower.pooled(vectors[:, None]) if pooling == "pooler" else vectors

@@ -144,6 +144,9 @@ CASES: dict[str, Callable[[], EncoderCase]] = {
     "ModernBERT": _made("modernbert", "ModernBertForMaskedLM", "ModernBertConfig", MODERN, segments=False),
     "ModernBERT, classes": _made("modernbert", "ModernBertForSequenceClassification", "ModernBertConfig",
                                  MODERN | LABELS | {"norm_bias": True, "classifier_bias": True}, segments=False),
+    "ModernBERT, classes of means": _made(
+        "modernbert", "ModernBertForSequenceClassification", "ModernBertConfig",
+        MODERN | LABELS | {"classifier_pooling": "mean"}, segments=False),
     "ModernBERT, encoder": _made("modernbert-model", "ModernBertModel", "ModernBertConfig",
                                  MODERN | {"attention_bias": True, "mlp_bias": True}, segments=False),
     "MPNet": _made("mpnet", "MPNetForMaskedLM", "MPNetConfig", ROBERTA | IGNORED, segments=False),

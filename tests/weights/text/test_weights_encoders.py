@@ -45,9 +45,9 @@ def ours(name: str, model: nn.Module, ids: Tensor, valid: Tensor, segments: Tens
     segments = segments if case(name).segments else None
     states = model.states(ids, valid=valid, segments=segments, positions=places, states=actual)
     made = {f"states {i}": value for i, value in enumerate(actual)}
-    made |= {"pooled": model.pooled(states)} if model.pool else {}
+    made |= {"pooled": model.pooled(states, valid)} if model.pool else {}
     made |= {"logits": model.logits(states)} if model.config.tied is not None else {}
-    made |= {"classes": model.classes(model.pooled(states))} if model.classes else {}
+    made |= {"classes": model.classes(model.pooled(states, valid))} if model.classes else {}
     made |= {name: head(states) for name in ("detect", "tags", "spans") if (head := getattr(model, name))}
     if "choices" in name:
         made["classes"] = made["classes"].T

@@ -11,7 +11,7 @@ from typing import Any
 from multimodal.blocks.stack import transformer
 from multimodal.errors import CheckpointError
 from multimodal.models.text import TextTransformer
-from multimodal.models.text_config import TextConfig
+from multimodal.models.text_config import MEAN, TextConfig
 from multimodal.weights.family import Family, activation
 from multimodal.weights.table import HALVES, THIRDS, NameRow, Tensors, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
@@ -27,13 +27,14 @@ DEFAULTS = {
     "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }  # fmt: skip
+POOLINGS = {"cls": "", "mean": MEAN}
 EMBEDDING, DENSE = "embeddings.tok_embeddings.weight", "head.dense.weight"
 BLOCK = {"attn_norm": "attention_branch.norm", "mlp_norm": "feed_branch.norm", "attn.Wo": "attention.out",
          "mlp.Wo": "feed.down"}  # fmt: skip
 
 
 def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConfig:
-    """Raises CheckpointError for a head whose activation is not the blocks', and for a classifier of means."""
+    """Raises CheckpointError for a head whose activation is not the blocks'."""
     if text["classifier_activation"] != text["hidden_activation"]:
         raise CheckpointError(f"config.json: classifier_activation {text['classifier_activation']!r} is not supported")
     ropes = text.get("rope_parameters") or {}
@@ -62,11 +63,11 @@ def _with_heads(made: TextConfig, text: dict[str, Any], tensors: Tensors, prefix
         raise CheckpointError(f"a classifier of tokens ({classes}) after a head is not supported")
     if any(str(name).endswith("ForQuestionAnswering") for name in text.get("architectures") or ()):
         raise CheckpointError("ModernBertForQuestionAnswering, which finds answers after a head, is not supported")
-    if classes and text["classifier_pooling"] != "cls":
+    if classes and text["classifier_pooling"] not in POOLINGS:
         raise CheckpointError(f"config.json: classifier_pooling {text['classifier_pooling']!r} is not supported")
     if classes or DENSE not in tensors:
-        pool = {"pool": made.stack.block.activation, "pool_norm": True} if classes else {}
-        return replace(made, classes=classes, **pool)
+        pool = POOLINGS[text["classifier_pooling"]] + made.stack.block.activation
+        return replace(made, classes=classes, **({"pool": pool, "pool_norm": True} if classes else {}))
     tied = bert.same(tensors, "decoder.weight", prefix + EMBEDDING, absent=text["tie_word_embeddings"])
     return replace(made, tied=tied, transform=True, head_bias=text["decoder_bias"])
 
