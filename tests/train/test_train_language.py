@@ -234,6 +234,7 @@ def test_texts_are_files_lines_or_paragraphs(tmp_path):
         with pytest.raises(DataError, match=f"{name}: .*{cause}"):
             texts_in(tmp_path / name)
     assert held_out(["0123456789"], 0.1) == (["012345678"], ["9"])
+    assert held_out(["0123456789", "abcdefghij"], 0.1) == (["012345678", "abcdefghi"], ["9", "j"])  # two files
     assert held_out(["a", "b", "c"], 0.4) == (["a"], ["b", "c"])
     with pytest.raises(UsageError, match=r"hold 0\.999: leaves nothing"):
         held_out(["a", "b"], 0.999)
