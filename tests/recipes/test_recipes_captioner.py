@@ -233,6 +233,19 @@ def test_lines_of_one_file_are_one_image(train_captioner, data, val):
         assert list(held.source.read(key).texts) == SAID.get(colour, [""])
 
 
+def test_empty_captions_are_broken_and_cut_ones_counted(train_captioner, data, caplog):
+    rows = ["file_name,caption", "red0.png,", "blue0.png, .", *(f"lime{n}.png,a field of grass" for n in range(4))]
+    (data / "said.csv").write_text("\n".join(rows))
+    source, tokenizer = open_source(data / "said.csv"), BytePairTokenizer.train(["a field of grass"], 280)
+    prepare = PrepareCaption(tokenizer, 24, RECORD, {})
+    assert len(prepare(source.read(2), generator(0)).ids) > 2
+    for key in range(2):
+        with pytest.raises(DataError, match="its caption is empty"):
+            prepare(source.read(key), generator(0))
+    start(train_captioner.main, flags(data, "cut", 1, context=5, sentences=None, labelled=None))
+    assert "12 of 24 captions have more than 3 tokens and are cut" in caplog.text
+
+
 def test_images_of_one_name_are_told_apart(tmp_path):
     tokenizer = BytePairTokenizer.train(["a red wall", "a deep blue sea"] * 2, 280)
     members = [(f"{name}.{end}", data) for name, value in (("a", 1), ("b", 2), ("a", 3))

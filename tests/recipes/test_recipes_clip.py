@@ -275,7 +275,7 @@ def test_reads_tars_of_classes(tmp_path):
         assert [images.read(key)[0][:, 0, 0].tolist() for key in range(3)] == [[250, 0, 0], [0, 0, 250], [240, 0, 0]]
 
 
-def test_reads_images_with_captions(recipe, tmp_path):
+def test_reads_images_with_captions(recipe, tmp_path, caplog):
     for name in "abcd":
         Image.new("RGB", (30, 20)).save(tmp_path / f"{name}.png")
     (tmp_path / "one.jsonl").write_text(json.dumps({"file_name": "a.png", "captions": ["A dog .", "Night"]}))
@@ -288,9 +288,12 @@ def test_reads_images_with_captions(recipe, tmp_path):
     assert all(c.whole for c in images.concepts)
     with pytest.raises(DataError, match=r"three\.csv line 3: its caption is empty"):
         images.read(3)
-    s = settings(recipe, data[0], tmp_path, {"steps": 2})
+    s = settings(recipe, data[0], tmp_path, {"steps": 2}, {"context": 4})
     recipe.main(dataclasses.replace(s, data=data, batch=5))
     assert metrics(tmp_path)[0] > 0.5
+    assert "5 of 5 captions have more than 2 tokens and are cut" in caplog.text
+    (tmp_path / "same.csv").write_text("filepath,title\na.png,A shoe\nb.png,A hat\nc.png,A shoe .\n")
+    assert LabelledImageSource([str(tmp_path / "same.csv")], {}, 12).groups == [0, 1, 0]  # each is right for the other
 
 
 def test_a_source_is_seen_as_often_as_is_asked(recipe, tmp_path):
