@@ -18,8 +18,13 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.chats import open_chats, question, write_chats
 from multimodal.errors import UsageError
 from multimodal.models.vit import ViT, ViTConfig
+from multimodal.tasks.ask.media import MediaEncoder
 from multimodal.tasks.evaluate.text.answers import evaluate_answers
+from multimodal.tokens.audio.arrays import Samples
+from multimodal.tokens.audio.features import speech_features
+from multimodal.tokens.chat.messages import MessagePart
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.video.options import VideoOptions
 from multimodal.tokens.video.reading import frames, read_info
 from multimodal.train.objectives.any_to_text_model import with_encoders
 from multimodal.train.objectives.contrastive_model import with_image_size
@@ -118,6 +123,15 @@ def test_a_text_model_is_validated_on_each_file_though_names_repeat(load_recipe,
     first, second = (made.card["validation"][f"{name}/texts_loss"] for name in (data.name, "more"))
     assert first != second
     assert made.card["validation"]["loss"] == pytest.approx((first + second) / 2)
+
+
+def test_an_audio_encoder_gets_features_of_its_own_kind():
+    known = load("any-mini")
+    known.model.config = replace(known.model.config, audio=replace(known.model.config.audio, features="normalized"))
+    wave = torch.arange(16000).div(9).sin()
+    part = MessagePart("audio", Samples(wave[None].numpy(), 16000))
+    found = MediaEncoder(known, VideoOptions()).read(part, False)
+    assert torch.equal(found.tensors, speech_features("normalized", [wave], 80)[0])
 
 
 def test_an_encoder_for_larger_images_keeps_the_size_that_the_connector_takes(tmp_path):

@@ -231,6 +231,26 @@ def test_a_whisper_learns_transcripts(recipe, manifest, tmp_path, monkeypatch):
         run(recipe, tmp_path / "begun", manifest, tmp_path / "other", "--language", "cs")
 
 
+def test_recordings_that_do_not_fit_the_window_are_counted(manifest, caplog):
+    tokenizer = SmallWhisperTokenizer.train([" low high", " high low"], 262, ["de", "en"], 31)
+    words = TextConfig(tokenizer.vocab_size, 64, tiny.transformer(16, 1, 2, 32, source_width=16), True, tied=True)
+    encoder = WhisperEncoderConfig(80, 30, tiny.transformer(16, 1, 2, 32, key_bias=False))  # 0.6 s
+    begun = Checkpoint(Whisper(WhisperConfig(encoder, words)), tokenizer)
+    speech.transcribe(begun, FinetuningData((str(manifest),), str(manifest), frames=400), manifest.parent / "cache", 0)
+    pairs = sum(" " in json.loads(line)["text"] for line in manifest.read_text().splitlines())  # 0.8 s each
+    assert 0 < pairs < 8
+    assert f"{pairs} of 8 recordings are left out: over 0.6 s" in caplog.text
+    assert f"{pairs} of 8 held-out recordings are not scored" in caplog.text
+
+
+def test_a_recognizer_of_other_features_is_refused(manifest, tmp_path):
+    config = joint_config(270, 32, 1, 0, 20, 0.0)
+    other = replace(config, encoder=replace(config.encoder, features="normalized"))
+    begun = Checkpoint(ConformerCTC(other), BytePairTokenizer.train([" low high"], 270, lowercase=True))
+    with pytest.raises(CheckpointError, match="expected an encoder of 'fixed' log-mel features, got 'normalized'"):
+        speech.recognize(begun, FinetuningData((str(manifest),)), tmp_path, 0)
+
+
 INPUTS = {
     "vit-token": (torch.linspace(-1, 1, 576).view(2, 3, 8, 12),),
     "clip-softmax": (torch.linspace(-1, 1, 576).view(2, 3, 8, 12), torch.tensor([[1, 2, 22], [3, 22, 0]])),
