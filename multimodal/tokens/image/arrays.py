@@ -76,7 +76,7 @@ def _hint(array: np.ndarray, tensor: bool) -> str:
 def _eight_bits(planes: np.ndarray, name: str) -> np.ndarray:
     if planes.dtype == np.uint8:
         return planes
-    if planes.dtype == np.uint16:
+    if planes.dtype.kind == "u" and planes.dtype.itemsize == 2:  # of either byte order
         if planes.shape[-1] > 1:
             return (planes >> 8).astype(np.uint8)  # as Pillow reads a file of 16-bit colours; grey is rounded
         scaled: np.ndarray = EIGHT_BITS[planes]

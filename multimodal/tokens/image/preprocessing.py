@@ -102,8 +102,8 @@ def preprocess(
     """Resize, crop or pad to `record.size` and normalize: (rgb / 255 - mean) / std, written to `out` if given.
 
     Equals open_clip's `image_transform_v2(is_train=False)` for all resize modes, and timm's
-    `create_transform(is_training=False, crop_pct=record.crop)` for "shortest", but for palette and 1-bit images, which
-    become RGB before they are resized. Raises ImageError.
+    `create_transform(is_training=False, crop_pct=record.crop)` for "shortest". All images become RGB before they are
+    resized, in open_clip those of other modes (palettes, CMYK, 1 bit) after it. Raises ImageError.
     """
     rgb = to_rgb(image)
     rgb = squared(rgb, record.mean) if record.resize == "square" else rgb

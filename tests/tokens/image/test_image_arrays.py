@@ -37,6 +37,7 @@ FORMS = {
     "floats": lambda array: array / 255,
     "half": lambda array: (array / 255).astype(np.float32),
     "uint16": lambda array: array.astype(np.uint16) * 257,
+    "big-endian": lambda array: (array.astype(np.uint16) * 257).astype(">u2"),
     "tensor": lambda array: torch.from_numpy(array.copy() if array.ndim == 2 else np.moveaxis(array, 2, 0).copy()),
     "strided": lambda array: np.repeat(array, 2, axis=1)[:, ::2],
 }  # fmt: skip
