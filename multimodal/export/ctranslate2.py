@@ -80,10 +80,11 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
             config = checkpoint.model.config
             if isinstance(checkpoint.model, TextTransformer) and config.causal:
                 _set_scaling(spec.decoder.layer, config)
-                more = spec.get_vocabulary_size() - len(spec._vocabulary)  # rows without a token
-                spec.register_vocabulary([*spec._vocabulary, *(f"<extra_id_{i}>" for i in range(more))])
+                spec.register_vocabulary(_filled(spec._vocabulary, spec.get_vocabulary_size()))
             elif isinstance(checkpoint.model, EncoderDecoder):  # the converter takes the encoder's
                 spec.decoder.num_heads = np.int16(config.decoder.stack.block.attention.heads)
+                sizes = {"source": spec.get_source_vocabulary_size(), "target": [spec.get_target_vocabulary_size()]}
+                spec._vocabularies |= {side: [*map(_filled, spec._vocabularies[side], sizes[side])] for side in sizes}
             return spec
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as place, _quiet():
@@ -107,6 +108,11 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
                 raise UsageError(f"model {checkpoint.source}: {cause}") from None
             _correct(checkpoint.model, parts[0].get("decoder_start_token_id"), target)
             _check_numbers(checkpoint, target, NEAR if kind == "float32" else ROUNDED)
+
+
+def _filled(tokens: list[str], size: int) -> list[str]:
+    """The tokens of a vocabulary, with names for rows of the embedding that have none."""
+    return [*tokens, *(f"<extra_id_{i}>" for i in range(size - len(tokens)))]
 
 
 def _check_numbers(checkpoint: Checkpoint, folder: Path, near: float) -> None:
