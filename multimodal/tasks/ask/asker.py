@@ -149,6 +149,9 @@ class Conversation:
             common = 0
         if self.asker.writer.options.beam_size > 1 or self.asker.writer.options.num_return > 1:
             common = 0  # the cache holds the rows of several answers
+        switch = self.asker.writer.decoder.config.positions.switch
+        if switch is not None and len(new.ids) > switch:
+            common = 0  # keys turn by the length of the text
         try:
             self._cache.cut(min(common, len(new.ids) - 1))
         except ValueError:  # a window keeps no more than its last positions

@@ -1,6 +1,7 @@
 """Asking: inputs of any kind and number, batches, conversations, and bad input."""
 
 import base64
+import copy
 import io
 import json
 import wave
@@ -134,6 +135,21 @@ def test_an_interrupted_turn_leaves_nothing_to_the_next(tiny):
     decoder.forward = forward
     assert len(talk.messages) == 2
     assert talk.ask("and now?") == asker.chat(talk.messages[:-1])
+
+
+def test_a_turn_whose_positions_change_is_computed_anew(tiny):
+    """Dynamic scaling and LongRoPE turn the keys of a longer text at other rates."""
+    made = replace(tiny, model=copy.deepcopy(tiny.model))
+    asker = Asker(made, compute_type="float32", **NEW)
+    talk, decoder = asker.conversation(), asker.writer.decoder
+    first = talk.ask("what?")
+    trained = len(asker.writer.prompt(talk.messages[:1]).ids) + len(asker.writer.tokenizer.encode(first)) + 2
+    positions = replace(decoder.config.positions, kind="rotary", dynamic=(2.0, trained))
+    decoder.config = replace(decoder.config, positions=positions)
+    talk = asker.conversation()
+    talk.ask("what?")
+    assert talk.ask("and why is that so?") == asker.chat(talk.messages[:-1])
+    assert len(asker.writer.prompt(talk.messages[:1]).ids) < trained < len(asker.writer.prompt(talk.messages[:3]).ids)
 
 
 def test_turns_of_several_threads_queue(tiny):
