@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from multimodal.export import clients
-from multimodal.export.hf.files import control_names
+from multimodal.export.hf.files import control_names, write_pieces
 from multimodal.models.captioner import VisionEncoderDecoder
 from multimodal.models.clip import CLIP
 from multimodal.models.conformer import ConformerCTC
@@ -51,6 +51,8 @@ def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     pipeline = None if tokenizer is None else tokenizer.pipeline()
     if pipeline is not None:
         (folder / "tokenizer.json").write_text(json.dumps(pipeline, ensure_ascii=False))
+    elif tokenizer is not None:
+        write_pieces(checkpoint, folder)
     settings = _shared(checkpoint)
     if isinstance(model, ViT | CLIP):
         client, settings = "images", settings | _image_settings(checkpoint)

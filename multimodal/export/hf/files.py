@@ -57,7 +57,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     tokenizer = checkpoint.required_tokenizer()
     pipeline = tokenizer.pipeline()
     if pipeline is None:
-        return _write_pieces(checkpoint, folder)
+        return write_pieces(checkpoint, folder)
     names = control_names(tokenizer)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     strips = {name: dict.fromkeys(flags, True) for name, flags in getattr(tokenizer, "strips", {}).items()}
@@ -85,6 +85,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
         roles = {"unk_token": next((name for name in UNKNOWN if name in names), roles["eos_token"])} | roles
     roles = _template_roles(checkpoint, spelled) | roles
     record = {"tokenizer_class": kind, "model_max_length": longest_text(checkpoint), **roles}
+    record |= {"padding_side": "left"} if causal else {}  # of the prompts of a batch
     if kind == "PreTrainedTokenizerFast":  # a model without segments refuses them
         segments = ["token_type_ids"] if getattr(checkpoint.model.config, "segments", 0) > 1 else []
         record["model_input_names"] = ["input_ids", *segments, "attention_mask"]
@@ -164,8 +165,8 @@ def _around(names: dict[str, int], tokenizer: Tokenizer, bos: int | None, eos: i
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
-def _write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
-    """SentencePiece models under transformers' names."""
+def write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
+    """Write SentencePiece models under transformers' names; return False for another tokenizer."""
     tokenizer = checkpoint.required_tokenizer()
     if isinstance(tokenizer, T5Text):
         record = {"tokenizer_class": "T5Tokenizer", "extra_ids": len(tokenizer.sentinel_ids)}

@@ -26,7 +26,7 @@ from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.family import Family, activation
 from multimodal.weights.folder import build
 from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, weight_and_bias
-from multimodal.weights.text.sentence import lowers, sentence_length
+from multimodal.weights.text.sentence import PROMPTS, lowers, sentence_length
 
 WORD = "embeddings.word_embeddings.weight"
 TAGS, SPANS = "classifier", "qa_outputs"
@@ -200,6 +200,8 @@ def encoder_card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
     """Names of the classes, and what their logits are for."""
     names = class_names(config)
     several = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
+    own = optional_json(folder / PROMPTS).get("activation_fn") if folder else None  # sentence-transformers from 6 on
+    config = {"sentence_transformers": own and {"activation_fn": own}} | config
     told = {name: config[name] for name in HEAD_FACTS if config.get(name)}
     return {"labels": names} | several | told if names else {}
 

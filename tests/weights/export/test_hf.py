@@ -241,6 +241,7 @@ def test_generate_takes_the_search_of_a_folder_that_samples(beams, texts, tmp_pa
     export(tmp_path / "own", tmp_path / "out", to="hf")
     found = optional_json(tmp_path / "out" / "generation_config.json")
     assert not {"num_beam_groups", "diversity_penalty", "penalty_alpha"} & {*found}
+    assert optional_json(tmp_path / "out" / "tokenizer_config.json")["padding_side"] == "left"
     assert (found["num_beams"], found["no_repeat_ngram_size"], found.get("num_return_sequences")) == (beams, 2, texts)
     made = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert len(made.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4)) == (texts or 1)
@@ -248,13 +249,15 @@ def test_generate_takes_the_search_of_a_folder_that_samples(beams, texts, tmp_pa
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
 def test_what_logits_of_classes_are_for_stays(problem, tmp_path):
-    """Several labels that may be true, a number, or a cross-encoder's activation."""
+    """Several labels that may be true, a number, or a cross-encoder's activation, which has a file of its own from
+    version 6 of sentence-transformers on."""
     from transformers import BertConfig, BertForSequenceClassification
 
     names, activation = {0: "rude", 1: "false", 2: "long"}, {"activation_fn": "torch.nn.modules.linear.Identity"}
-    config = BertConfig(**wordpieces.SIZES, vocab_size=20, id2label=names, problem_type=problem,
-                        sentence_transformers=activation)  # fmt: skip
+    own = {"sentence_transformers": activation} if problem != "regression" else {}
+    config = BertConfig(**wordpieces.SIZES, vocab_size=20, id2label=names, problem_type=problem, **own)
     BertForSequenceClassification(config).save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "config_sentence_transformers.json").write_text(json.dumps({} if own else activation))
     save_folder(load(tmp_path / "hf"), tmp_path / "own")
     export(tmp_path / "own", tmp_path / "out", to="hf")
     made = BertForSequenceClassification.from_pretrained(tmp_path / "out").config

@@ -247,7 +247,7 @@ def test_vectors_of_a_bart_are_refused(tmp_path):
     folder, record = hub_folder(tmp_path, "byte-level")
     model = BartModel(BartConfig(**record, d_model=16, max_position_embeddings=32, **sizes))
     checkpoint = load(pooled_folder(model, folder))
-    with pytest.raises(UsageError, match="'max, of the decoder' of its modules.json or card is not supported"):
+    with pytest.raises(UsageError, match=r"'max, of the decoder' of its modules\.json or card is not supported"):
         embed(["a"], checkpoint)
     modules = json.loads((folder / "modules.json").read_text())
     more = {"path": "Dense", "type": "sentence_transformers.models.Dense"}
