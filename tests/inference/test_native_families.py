@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from multimodal.inference import prepare
 from multimodal.inference.prepare import prepare_for_inference
@@ -14,25 +15,27 @@ FAMILIES = {(name, kind.__name__): kind for kind in (causal, decoders, encoders,
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(("kind", "most"), [("float32", 1e-5), ("int8", 0.15)])
 @pytest.mark.parametrize("name", FAMILIES, ids=lambda name: name[0])
-def test_a_text_model(name: tuple[str, str], kind: str, most: float, monkeypatch: pytest.MonkeyPatch):
+def test_a_text_model(name: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prepare, "prefers_native", lambda: True)
     monkeypatch.setattr(prepare, "prefers_native_attention", lambda: True)
     monkeypatch.setattr(prepare, "prefers_int8", lambda dtype: True)
     made = FAMILIES[name].case(name[0])
     family = families()[made.family] if isinstance(made.family, str) else made.family
     model = family.load(made.tensors, made.config, "file").model
-    quick = prepare_for_inference(Checkpoint(model, source="tiny"), kind).model
     ids = torch.randint(3, 40, (2, 8), generator=torch.Generator().manual_seed(0))
     valid = torch.arange(8) < torch.tensor([[8], [5]])
+
+    def states(one: nn.Module, real: Tensor | None) -> Tensor:
+        if isinstance(one, EncoderDecoder):
+            found = one.decoder.states(ids, one.encode(ids, real), real)
+        else:
+            found = one.states(ids, valid=real)
+        return found if real is None else found[real]
+
     with torch.inference_mode():
-        for real in (None, valid):
-            states = [
-                one.decoder.states(ids, one.encode(ids, real), real)
-                if isinstance(one, EncoderDecoder)
-                else one.states(ids, valid=real)
-                for one in (model, quick)
-            ]
-            right, found = states if real is None else (one[real] for one in states)
-            assert (found - right).norm() <= most * right.norm()
+        right = [states(model, real) for real in (None, valid)]
+        for kind, most in (("float32", 1e-5), ("int8", 0.15)):
+            quick = prepare_for_inference(Checkpoint(model, source="tiny"), kind).model
+            for real, wanted in zip((None, valid), right, strict=True):
+                assert (states(quick, real) - wanted).norm() <= most * wanted.norm(), kind
