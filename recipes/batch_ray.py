@@ -5,7 +5,8 @@ r"""Classify, embed, transcribe or caption many files with Ray Data on one machi
 
 Data: a folder, a CSV or JSONL manifest, tars, or parquet with a column `bytes`, `path` or `text`. Each shard of the
 input becomes one file, named by its items and the settings and moved into place when it is complete: a lost worker
-repeats its shard, and `--resume` leaves finished shards alone. An item that fails is a row with its error.
+repeats its shard, and `--resume` leaves finished shards alone; shards of other items, settings or files of the model
+are refused. An item that fails is a row with its error.
 """
 
 import hashlib
@@ -24,12 +25,14 @@ from multimodal.data.loader import BROKEN
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, MultimodalError, UsageError
-from multimodal.system.files import write_whole
+from multimodal.system.assets import model_path
+from multimodal.system.files import sha256, write_whole
 from multimodal.system.options import NonNegativeFloat, Positive
 from multimodal.train import log, start
 
 Columns = dict[str, np.ndarray]
 COLUMNS = ("bytes", "path", "text")  # of parquet
+SMALL = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -145,9 +148,17 @@ def items_of(run: BatchRun) -> FileItems | ParquetItems:
     return ParquetItems(run.data) if run.data.suffix == ".parquet" else FileItems(run.data, run.trust)
 
 
+def model_files(model: str | None) -> list[list[Any]]:
+    """Names, sizes and small files' sums of a model's folder, whose manifest holds the sums of the large ones."""
+    folder = model_path(model or "")
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if model and folder.is_dir() else []
+    sums = ((path, path.stat().st_size) for path in files)
+    return [[path.name, size, sha256(path) if size < SMALL else ""] for path, size in sums]
+
+
 def shard_files(run: BatchRun, items: FileItems | ParquetItems) -> dict[Path, range]:
-    """File and items of each shard; the file of items that have changed has another name."""
-    settings = [run.task, run.model, list(run.labels), run.language, str(run.data.resolve())]
+    """File and items of each shard; the file of items that have changed, or of a changed model, has another name."""
+    settings = [run.task, run.model, list(run.labels), run.language, str(run.data.resolve()), model_files(run.model)]
     found = {}
     for keys in items.shards(run.rows):
         own = [[items.names[key], items.identities[key]] for key in keys]

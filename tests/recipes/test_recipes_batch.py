@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -73,6 +74,11 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     write_image(photos / "0.png", "blue")
     changed = batch_ray.shard_files(run, batch_ray.items_of(run))
     assert [old == new for old, new in zip(files, changed, strict=True)] == [False, True, True, True]
+    shutil.copytree(clip, tmp_path / "clip")
+    other = settings(tmp_path / "clip", photos, tmp_path)
+    before = batch_ray.shard_files(other, batch_ray.items_of(other))
+    (tmp_path / "clip" / "manifest.json").write_text('{"sha256": {}}')  # as of a model that was trained again
+    assert not before.keys() & batch_ray.shard_files(other, batch_ray.items_of(other)).keys()
     with pytest.raises(UsageError, match=r"out: has 1 results of other input or settings \(such as 000000000-"):
         batch_ray.main(settings(clip, photos, tmp_path, resume=True))
 
