@@ -67,7 +67,14 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train import Loop, LoopSettings, OptimSettings, finish, log, start
 from multimodal.train.lora import keep_sizes, with_rates
 from multimodal.train.objectives.augment_speech import PrepareSpeech, SpeechAugmentation, collate
-from multimodal.train.objectives.recognizer import Recognition, Terms, check_features, joint_config, most_ids
+from multimodal.train.objectives.recognizer import (
+    Recognition,
+    Terms,
+    check_features,
+    joint_config,
+    most_ids,
+    warn_of_short,
+)
 from multimodal.weights.card import inherited
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
@@ -164,6 +171,8 @@ def main(s: RecognizerRun) -> dict[str, Any]:
     valid = SpeechCorpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, columns=s.columns, trust=s.trust)
     initial = begin(s, corpus.texts)
     corpus.encode(initial.tokenizer)
+    if s.terms != "attention":
+        warn_of_short(corpus, initial.model)
     objective = Recognition(initial.model, initial.tokenizer, s.terms, s.attention, s.middle)
     plan = speech_plan(corpus.lengths, corpus.times, s.batching, s.loop.seed)
     prepare = PrepareSpeech(s.augmentation, most_ids(initial.model))

@@ -187,7 +187,7 @@ def test_a_whole_clip_learns_templated_captions(recipe, clip, squares, tmp_path)
     assert "logit_scale" not in changed(load_folder(clip).model, load_folder(tmp_path / "out").model)
 
 
-def test_a_recognizer_goes_on_with_its_tokenizer(recipe, manifest, tmp_path):
+def test_a_recognizer_goes_on_with_its_tokenizer(recipe, manifest, tmp_path, caplog):
     tokenizer = BytePairTokenizer.train([" low high", " high low"], 270, lowercase=True)
     torch.manual_seed(0)
     model = ConformerCTC(joint_config(tokenizer.vocab_size, 32, 2, 1, 20, 0.0))
@@ -197,6 +197,7 @@ def test_a_recognizer_goes_on_with_its_tokenizer(recipe, manifest, tmp_path):
     figures = run(recipe, tmp_path / "begun", manifest, tmp_path, *options)
     assert losses(tmp_path)[-1] < 0.7 * losses(tmp_path)[0]
     assert {"wer", "cer"} <= set(figures["before"])
+    assert "too short" not in caplog.text
     made = load_folder(tmp_path / "out")
     assert made.card["language"] == "en"
     assert made.card["transcribe"] == {"vad_threshold": 0.35}  # its language model knows other texts
@@ -243,8 +244,13 @@ def test_recordings_that_do_not_fit_the_window_are_counted(manifest, caplog):
     assert f"{pairs} of 8 held-out recordings are not scored" in caplog.text
 
 
-def test_a_recognizer_of_other_features_is_refused(manifest, tmp_path):
+def test_texts_too_long_for_ctc_are_counted_and_other_features_refused(manifest, tmp_path, caplog):
     config = joint_config(270, 32, 1, 0, 20, 0.0)
+    rows = [json.loads(line) for line in manifest.read_text().splitlines()]
+    long = sets.lines(manifest.parent / "long.jsonl", [rows[0] | {"text": "e" * 40}, *rows[1:]])
+    letters = Checkpoint(ConformerCTC(config), BytePairTokenizer.train(["a"], 260, lowercase=True))
+    speech.recognize(letters, FinetuningData((str(long),)), tmp_path, 0)
+    assert "1 of 8 recordings are too short for their texts" in caplog.text
     other = replace(config, encoder=replace(config.encoder, features="normalized"))
     begun = Checkpoint(ConformerCTC(other), BytePairTokenizer.train([" low high"], 270, lowercase=True))
     with pytest.raises(CheckpointError, match="expected an encoder of 'fixed' log-mel features, got 'normalized'"):

@@ -1,6 +1,8 @@
 """Joint CTC and attention objective, and the small Conformer of the speech recipe."""
 
+import logging
 import sys
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -10,6 +12,7 @@ from multimodal.blocks.attention import AttentionConfig
 from multimodal.blocks.conformer import ConformerConfig
 from multimodal.blocks.masks import padding
 from multimodal.blocks.stack import transformer
+from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.errors import CheckpointError, UsageError, demand
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig, ConformerEncoderConfig
 from multimodal.models.text_config import TextConfig
@@ -19,6 +22,7 @@ from multimodal.train.objective import Summed
 from multimodal.train.objectives.augment_speech import SpeechBatch
 from multimodal.weights.folder import Checkpoint
 
+log = logging.getLogger(__name__)
 Terms = Literal["joint", "ctc", "attention"]
 
 
@@ -49,6 +53,14 @@ def check_features(known: Checkpoint) -> None:
     """Raise CheckpointError for a recognizer of other features than those that training computes and augments."""
     if (kind := known.model.config.encoder.features) != "fixed":
         raise CheckpointError(f"{known.source}: expected an encoder of 'fixed' log-mel features, got {kind!r}")
+
+
+def warn_of_short(corpus: SpeechCorpus, model: ConformerCTC) -> None:
+    """Log how many recordings have fewer states than CTC needs for their tokens, with a blank between equal ones."""
+    states = map(model.config.encoder.states, corpus.lengths)
+    needed = (len(ids) + sum(a == b for a, b in pairwise(ids)) for ids in corpus.ids)
+    if short := sum(a < b for a, b in zip(states, needed, strict=True)):
+        log.warning("%d of %d recordings are too short for their texts: CTC does not learn them", short, len(corpus))
 
 
 class Recognition(Summed):

@@ -21,7 +21,7 @@ from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.train import log
 from multimodal.train.objectives import augment_speech, multitask
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
-from multimodal.train.objectives.recognizer import Recognition, check_features, most_ids
+from multimodal.train.objectives.recognizer import Recognition, check_features, most_ids, warn_of_short
 from multimodal.weights.folder import Checkpoint
 
 
@@ -33,6 +33,7 @@ def recognize(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) ->
     corpus = SpeechCorpus(d.data, cache, bands, columns=d.columns, trust=d.trust)
     held = SpeechCorpus([d.val], cache, bands, columns=d.columns, trust=d.trust) if d.val else None
     corpus.encode(tokenizer)
+    warn_of_short(corpus, initial.model)
     plan = speech_plan(corpus.lengths, corpus.times, Batching(d.frames, easy=0), seed)
     terms = "joint" if initial.model.decoder is not None else "ctc"
 
