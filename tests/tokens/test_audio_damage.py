@@ -119,6 +119,15 @@ def test_rarer_containers_that_end_early(form, codec):
     refused(file[: len(file) // 2], "ends early")
 
 
+@pytest.mark.parametrize(("form", "codec"), [("mp3", "libmp3lame"), ("adts", "aac"), ("mpegts", "aac")])
+def test_streams_that_state_no_length_and_end_inside_a_frame(form, codec):
+    file = encode(sweep(44100, 6), 44100, form, codec)
+    if form == "mp3":  # without the first frame, which holds the count, and with a tag
+        file = file[file.index(b"\xff\xfb", file.index(b"Info")) :] + b"TAG".ljust(128)
+    assert abs(len(read_audio(file)) - 6 * 16000) < 0.1 * 16000
+    refused(file[: len(file) // 2 + 7], "ends early")
+
+
 def fragmented(file: bytes) -> bytes:
     """An MP4 in fragments of a second, as browsers and streaming servers write them."""
     made, options = io.BytesIO(), {"movflags": "empty_moov", "frag_duration": "1000000"}

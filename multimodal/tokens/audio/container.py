@@ -16,6 +16,7 @@ PLACEHOLDERS = (range(1), range(0x7FFFF000, 0x80000001), range(0xFFFFF000, 0x100
 MOST_CHUNKS = 10000  # to walk; a file of empty chunks would take minutes
 MOST_FRAGMENTS = 10 * MOST_CHUNKS  # there may be several in a second
 STEP = 1 << 20  # bytes searched at once
+TS_PACKETS = (188, 192)  # bytes of MPEG-TS's, which begin with a G, without and with a time before it
 
 
 def promised_seconds(container, stream, file: io.BufferedIOBase) -> float | None:
@@ -103,6 +104,9 @@ def ends_inside(file: io.BufferedIOBase) -> bool:
         return _ends_inside_page(file, end)
     if head[4:8] == b"ftyp":
         return _loses_fragments(file, end)
+    for size in TS_PACKETS:
+        if all(bytes_at(file, n * size - TS_PACKETS[0], 1) == b"G" for n in (1, 2, 3)):
+            return end % size > 0
     size = 0
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         size = 8 + struct.unpack("<I", head[4:8])[0]

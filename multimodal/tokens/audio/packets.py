@@ -31,6 +31,16 @@ def tell_place(packet, tick: float, file, clock: DecoderClock) -> bool:
     return True
 
 
+def ends_in_frame(file: io.BufferedIOBase, last: PacketInfo | None) -> bool:
+    """Return True if a file ends inside the `last` decoded packet or a frame after it."""
+    place = last.start if last else 0
+    while last and frame_kind(head := bytes_at(file, place, 6)) == last.kind and (size := frame_size(head)):
+        if len(bytes_at(file, place, size)) < size:
+            return True
+        place += size
+    return False
+
+
 def frame_size(head: bytes) -> int | None:
     """Bytes of an mp3 (layer III) or ADTS frame by its first 6 bytes; packets before damage are longer. 0: not a frame,
     None: not stated."""

@@ -27,7 +27,7 @@ from multimodal.tokens.audio.damage import HOLE_SECONDS, JITTER_SECONDS, TIMELES
 from multimodal.tokens.audio.downmix import MonoMixer, Resampler, shares_of
 from multimodal.tokens.audio.levels import SILENT, Levels
 from multimodal.tokens.audio.offset import without_offset
-from multimodal.tokens.audio.packets import tell_place
+from multimodal.tokens.audio.packets import ends_in_frame, tell_place
 from multimodal.tokens.audio.tracks import check_plausible, check_rate, number_of, numbered, opened, tracks_of
 from multimodal.tokens.audio.wav import plain_wav
 from multimodal.tokens.demux import VIDEO
@@ -67,8 +67,8 @@ def stream_audio(
     so that later audio keeps its time; `damage` receives the spans.
 
     Raises AudioError for a recording that is unreadable, empty or not finite; and after the last chunk for one that is
-    damaged or ends more than 0.5 s and 2 % early: `on_truncated="warn"` gives a TruncatedAudio warning instead,
-    "ignore" only fills `damage`, and `faults` with the line.
+    damaged, ends more than 0.5 s and 2 % early or, where no length is stated, inside a frame: `on_truncated="warn"`
+    gives a TruncatedAudio warning instead, "ignore" only fills `damage`, and `faults` with the line.
     """
     if on_truncated not in ("error", "warn", "ignore"):
         raise UsageError(f"on_truncated: must be 'error', 'warn' or 'ignore' (got {on_truncated!r})")
@@ -213,6 +213,7 @@ def _samples(
         for piece in converted(without_offset(pieces, reading.pieces, levels), rate, shares):
             made += len(piece)
             yield np.clip(piece, -1, 1)
+        cut = cut or (not clock.promised and ends_in_frame(file, clock.place))
         taken, tracks = number_of(container, stream), tracks_of(container)
     if not made:
         raise AudioError(f"{name}: no audio (0 samples, {clock.pending} packets failed)")
