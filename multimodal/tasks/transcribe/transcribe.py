@@ -84,7 +84,7 @@ class Transcriber(LoadedModel):
         end], …] and `skipped` [{start, end, reason}], which together tile the recording, `damaged` [{start, end,
         what}], and with `decode_log` a `log` of every decoding attempt. With `split_channels` the language is that of
         the channel with most text, a second is transcribed if it is on any channel, and `channels` has the `speaker`,
-        `language`, `language_probability`, `duration`, `transcribed` and `skipped` of each.
+        `language` (None: without text), `language_probability`, `duration`, `transcribed` and `skipped` of each.
 
         Raises AudioError (unreadable, empty, not finite), UsageError.
 
@@ -291,12 +291,11 @@ def _channels(job: _Job, source: Any, options: Options) -> Iterator[_Channel]:
         return
     split = options.split_channels
     open_ = partial(AudioSource, source, on_truncated=options.on_truncated, audio_track=options.audio_track)
-    if split:
-        job.count = open_().count_channels()
+    job.count = open_().count_channels() if split else 1
     for number in range(job.count):
-        audio = open_(channel=number if split else None)
-        job.channels.append(_Channel(audio, f"channel {number + 1}" if split else None))
-        yield job.channels[-1]
+        one = _Channel(open_(channel=number), f"channel {number + 1}") if split else _Channel(open_(), None)
+        job.channels.append(one)
+        yield one
 
 
 def _tagged(
@@ -370,6 +369,9 @@ def _ordered(results: Iterable[tuple[_Job, Any]]) -> Iterator[tuple[_Job, Any]]:
 
 
 def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
+    for one in job.channels if options.split_channels else ():
+        if one.session.probability is not None and not one.segments():  # what silence sounds like is nobody's
+            one.session = one.session._replace(language=None, probability=None)
     channels = job.channels
     if len({channel.session.language for channel in channels}) > 1:
         for channel in channels:
@@ -378,11 +380,9 @@ def _result(job: _Job, checkpoint: Checkpoint, options: Options) -> Transcript:
     segments = [segment for channel in channels for segment in channel.segments()]
     if len(channels) > 1:
         segments.sort(key=lambda segment: segment["start"])
-    if isinstance(options, RecognizerOptions):
-        text = " ".join(segment["text"] for segment in segments)
-    elif len(channels) > 1:
-        text = "".join(segment["text"] for segment in segments)
-    else:
+    between = " " if isinstance(options, RecognizerOptions) else ""
+    text = between.join(segment["text"] for segment in segments)
+    if not between and len(channels) == 1:
         tokens = [token for part in channels[0].transcriptions() for token in part.tokens]
         text = checkpoint.tokenizer.decode(tokens)
     result = {"text": text, "segments": [{"id": i, **segment} for i, segment in enumerate(segments)]}
