@@ -34,7 +34,7 @@ def plain() -> list:
     return results()
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("kind", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_autocast_of_the_caller_changes_nothing(kind, plain):
     with torch.autocast("cpu", kind):
         assert results() == plain

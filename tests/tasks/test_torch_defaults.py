@@ -35,7 +35,7 @@ def plain() -> dict[str, Any]:
     return results()
 
 
-@pytest.fixture(params=["float64", pytest.param("float16", marks=pytest.mark.ci), "meta"])
+@pytest.fixture(params=["float64", pytest.param("float16", marks=pytest.mark.slow), "meta"])
 def changed(request: pytest.FixtureRequest, plain: dict[str, Any]) -> Iterator[None]:
     """Another default type, or device, once the results without it are there."""
     if request.param == "meta":
