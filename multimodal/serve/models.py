@@ -4,6 +4,8 @@ import threading
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+import torch
+
 from multimodal.errors import CheckpointError, MultimodalError, UsageError, did_you_mean
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.any_to_text import AnyToText
@@ -97,6 +99,8 @@ class Models:
     def load_all(self) -> None:
         """Load the models in order. Raises what an unusable one does, and keeps it as `failure`."""
         o = self.options
+        if o.threads:
+            torch.set_num_threads(o.threads)
         try:
             for name in o.models:
                 loaded = load(name)

@@ -67,6 +67,7 @@ class ServeOptions(OptionSet):
     page: bool = option(True, "the page at /")
     device: str | None = MachineOptions.device.but("auto")
     compute_type: str = MachineOptions.compute_type
+    threads: int | None = MachineOptions.threads.but(None, help="CPU threads of each process (default: torch's)")
 
     def known_keys(self) -> tuple[str, ...]:
         """The keys of clients. Raises UsageError for a file that cannot be read or has none."""

@@ -9,6 +9,8 @@ from multimodal import transcribe
 from multimodal.errors import TextError
 from multimodal.serve.jobs.lane import GATHER, BusyError, CancelledJobError, Job, Lane, Work, one_request
 from multimodal.serve.jobs.speech import TranscriptionJob
+from multimodal.serve.models import Models
+from multimodal.serve.options import ServeOptions
 from multimodal.weights.load import load
 from tests.helpers.data.sets import wav
 from tests.weights.speech.test_canary import folder
@@ -181,3 +183,12 @@ def test_faults_of_a_job_do_not_stop_the_thread(lane):
             lane.submit(job).result(5)
     assert submit(lane, model, 3).result(5) == 6
     assert lane.open == 0
+
+
+def test_a_process_computes_with_as_many_threads_as_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    models = Models(ServeOptions(models="gpt-mini", device="cpu", threads=3))
+    models.load_all()
+    models.stop()
+    assert asked == [3]
