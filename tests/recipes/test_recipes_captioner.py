@@ -130,7 +130,7 @@ def test_an_image_tower_of_a_shipped_model_is_shared_until_it_is_trained(train_c
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"val": None, "hold": 0.1}, "--hold 0.1: must leave two or more of 12 images in each part"),
+        ({"val": None, "hold": 0.1}, "--hold 0.1: must leave two or more of 12 items in each part"),
         ({"batch": 13}, "a batch cannot take 13 of a part of 12 items"),
         ({"freeze": "imgae"}, "--freeze imgae: no part of this model (near: image"),
         ({"width": 31}, "--width must be a multiple of heads (4) (got 31)"),

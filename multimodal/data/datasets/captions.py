@@ -184,7 +184,7 @@ class SourcePart:
         """Split off a `share` of evenly spread keys: (the others, those). Raises UsageError if either has under two."""
         count = round(share * len(self.keys))
         if not 2 <= count <= len(self.keys) - 2:
-            parts = f"must leave two or more of {len(self.keys)} images in each part"
+            parts = f"must leave two or more of {len(self.keys)} items in each part"
             raise UsageError(f"{share}: {parts}", argument="hold")
         held = evenly(self.keys, count)
         return replace(self, keys=sorted(set(self.keys) - set(held))), replace(self, keys=held, count=0)
