@@ -6,7 +6,7 @@ from typing import Any
 from multimodal.cli import flags
 from multimodal.cli.console import Progress
 from multimodal.cli.evaluate.figures import SetFigures, print_figures
-from multimodal.cli.files import output_file, outputs_of, trust
+from multimodal.cli.files import columns, output_file, outputs_of, trust
 from multimodal.cli.loading import loaded
 from multimodal.cli.output import fail, print_record
 from multimodal.cli.parser import Parser
@@ -18,7 +18,7 @@ from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.evaluate.speech.options import NormalizerOptions
 
 OWN = ("command", "kind", "manifest", "report", "normalizer", "keep_marks", "limit", "output", "format", "overwrite",
-       "verbose", "trust_paths", "remote", "whole_recordings", "chunked")  # fmt: skip
+       "verbose", "trust_paths", "remote", "whole_recordings", "chunked", "path_column", "text_column")  # fmt: skip
 
 EXAMPLES = """examples:
   multimodal evaluate asr test.csv --limit 100 --report report.html
@@ -46,7 +46,7 @@ def add_flags(p: Parser) -> None:
     )
     add_option_flags(p, FirstOptions, defaults=True)
     flags.results(p, "table", "json")
-    flags.lists(p)
+    flags.lists(p, "path", "text")
     s = speech_flags
     for group in (s.speed, s.decoding, s.checks, s.voice, s.language):
         group(p.add_argument_group(f"transcription: {group.__name__}"))
@@ -69,14 +69,14 @@ def run(options: Namespace) -> int:
     warn_of_no_effect(asked, checkpoint)
     result = evaluate(
         options.manifest, checkpoint, normalizer_name=options.normalizer, keep_marks=options.keep_marks,
-        limit=options.limit, trust=trust(options), watch=Progress(options.manifest), **asked,
+        limit=options.limit, trust=trust(options), columns=columns(options), watch=Progress(options.manifest), **asked,
     )  # fmt: skip
     for line in result.broken:
         fail(line)
     print_record(options.format, record(result), summary(result))
     if report is not None:
         facts = {"manifest": options.manifest, "model": checkpoint.source, "options": asked}
-        source = open_source(options.manifest, trust=trust(options))
+        source = open_source(options.manifest, columns=columns(options), trust=trust(options))
         write_report(result, report, facts, lambda worst: recordings(worst, result.normal, source, checkpoint, asked))
     return int(bool(result.broken))
 
@@ -103,6 +103,7 @@ def _whole_recordings(options: Namespace) -> int:
         raise UsageError(f"--{other[0]}: does not apply to --whole_recordings")
     checkpoint, beam_size = _loaded(options), getattr(options, "beam_size", None)
     checkpoint.model.to(options.device)
+    read = (options.limit, trust(options), columns(options))
     options.data = [options.manifest]
     texts = {"normalizer": options.normalizer, "keep_marks": options.keep_marks,
              "language": getattr(options, "language", None)}  # fmt: skip
@@ -115,8 +116,8 @@ def _whole_recordings(options: Namespace) -> int:
             fused = beam_of(checkpoint, options_for(checkpoint, {"beam_size": size}))
             decoders = (*decoders, "fused") if fused and fused.lm else decoders
             chosen = DecoderOptions(decoders, size, fused=fused, **texts)
-            return SetFigures(evaluate_decoders(checkpoint, manifest, chosen, options.limit, trust(options)))
+            return SetFigures(evaluate_decoders(checkpoint, manifest, chosen, *read))
         windows = WindowOptions(beam_size=beam_size or 1, **texts)
-        return SetFigures(evaluate_windows(checkpoint, manifest, windows, options.limit, trust(options)))
+        return SetFigures(evaluate_windows(checkpoint, manifest, windows, *read))
 
     return print_figures(options, checkpoint.source, evaluate)

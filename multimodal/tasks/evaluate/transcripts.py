@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from multimodal.data.pending import PendingItems
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import Sample, open_source
+from multimodal.data.sources import USUAL, ListColumns, Sample, open_source
 from multimodal.errors import DataError, MultimodalError
 from multimodal.tasks.evaluate.scores import error_rates, normalizer, normalizer_name
 from multimodal.tasks.transcribe.transcribe import transcribe_many
@@ -111,7 +111,7 @@ class TranscriptEvaluation:
 
 def evaluate(
     manifest: str | Path, checkpoint: Checkpoint, *, normalizer_name: str | None = None, keep_marks: bool = False,
-    limit: int | None = None, trust: Trust = OWN_FOLDER,
+    limit: int | None = None, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL,
     watch: Callable[[int, int, int], None] = lambda *_: None, **options: Any,
 ) -> TranscriptEvaluation:  # fmt: skip
     """Transcribes the recordings of a manifest ({"audio_filepath", "text"} a line, CSV, or WebDataset tars) with the
@@ -122,7 +122,7 @@ def evaluate(
     UsageError, CheckpointError."""
     if normalizer_name is not None or keep_marks:  # told before an hour of work
         normalizer(normalizer_name or "basic", keep_marks)
-    source = open_source(manifest, trust=trust)
+    source = open_source(manifest, columns=columns, trust=trust)
     items = PendingItems(source, range(len(source))[:limit], _check)
     results = transcribe_many(items.keyed(), checkpoint, keyed=True, **options)
     began, heard = time.perf_counter(), []

@@ -215,6 +215,15 @@ def test_a_flag_without_effect_is_told(capsys, manifest):
     assert (code, "--vad_threshold: has no effect without --vad_filter" in err) == (0, True)
 
 
+@pytest.mark.parametrize("more", [(), ("--whole_recordings",)])
+def test_a_list_with_columns_of_other_names(capsys, tmp_path, more):
+    (tmp_path / "a.wav").write_bytes(wav(1.0))
+    (tmp_path / "list.csv").write_text("sound,said\na.wav,two words\n")
+    named = ["--path_column", "sound", "--text_column", "said", *more]
+    code, out, err = run(capsys, "evaluate", "asr", tmp_path / "list.csv", "--beam_size", 1, *named, "--format", "json")
+    assert (code, '"utterances": 1' in out) == (0, True), err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -15,7 +15,7 @@ from multimodal.data.batching import bucketed
 from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.speech import read_features
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
-from multimodal.data.sources import open_source
+from multimodal.data.sources import USUAL, ListColumns, open_source
 from multimodal.decoding.ctc import ctc_greedy
 from multimodal.errors import UsageError, demand
 from multimodal.inference.modules import inference_mode
@@ -104,13 +104,14 @@ def evaluate_decoders(
     options: DecoderOptions | None = None,
     limit: int | None = None,
     trust: Trust = OWN_FOLDER,
+    columns: ListColumns = USUAL,
 ) -> dict[str, Any]:
     """WER and CER of each decoder on at most `limit` recordings, evenly spread. A decoder's seconds exclude those of
     the encoder. Raises DataError for a recording that cannot be read, UsageError for a decoder the model lacks."""
     options = options or DecoderOptions()
     language = only_language(checkpoint, options.language, "transcribe") or options.language
     errors = partial(word_errors, language=language, name=options.normalizer, keep_marks=options.keep_marks)
-    source = open_source(manifest, trust=trust)
+    source = open_source(manifest, columns=columns, trust=trust)
     keys = evenly(range(len(source)), limit)
     references = [" ".join(source.read(key).texts[:1]) for key in keys]
     encoder = checkpoint.model.config.encoder

@@ -16,6 +16,7 @@ from multimodal.data.datasets.class_names import evenly
 from multimodal.data.datasets.speech_windows import NOISES, noise, read_clips
 from multimodal.data.loader import generator
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.sources import USUAL, ListColumns
 from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import beam_search
 from multimodal.errors import DataError, UsageError, demand
@@ -118,13 +119,13 @@ def evaluate_noise(checkpoint: Checkpoint, windows: int = NoiseOptions.windows.d
 @inference_mode()
 def evaluate_windows(
     checkpoint: Checkpoint, manifest: str, options: WindowOptions | None = None, limit: int | None = None,
-    trust: Trust = OWN_FOLDER,
+    trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL,
 ) -> dict[str, Any]:  # fmt: skip
     """WER and CER of the transcripts, accuracy of language identification and share of recordings taken for no speech;
     BLEU and chrF of translations into English where every line has a `translation`. Recordings longer than the window
     are left out and counted. Raises DataError for a manifest of several languages."""
     options, model, tokenizer = options or WindowOptions(), whisper_of(checkpoint), checkpoint.tokenizer
-    clips = list(evenly(read_clips(manifest, options.language, trust), limit))
+    clips = list(evenly(read_clips(manifest, options.language, trust, columns), limit))
     if len(languages := sorted({clip.language for clip in clips})) > 1:
         raise DataError(f"{manifest}: expected one language, got {len(languages)} ({', '.join(languages)})")
     longest = window_frames(model) * HOP
