@@ -139,7 +139,8 @@ def test_the_front_door_is_light():
 
 def test_the_garbage_collector_spares_the_time_of_a_command():
     program = (
-        "import atexit, gc, sys; from multimodal.cli.main import main; sys.argv[1:] = ['info', 'gpt-mini'];"
+        "import atexit, gc, sys; from multimodal.cli.main import main; "
+        "sys.argv[1:] = ['generate', 'a', '-m', 'gpt-mini', '--max_new_tokens', '1'];"
         "atexit.register(lambda: print(gc.get_freeze_count() > 100_000, gc.get_threshold()[0] > 5_000));"
         "main()"
     )

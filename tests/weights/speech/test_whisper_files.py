@@ -1,5 +1,6 @@
 """Whisper as faster-whisper and whisper.cpp store it: the same numbers as the original weights, or one line."""
 
+import copy
 import json
 import struct
 from dataclasses import replace
@@ -148,9 +149,10 @@ def test_a_folder_with_other_tokens_than_the_released_ones_is_refused(name, tmp_
     vocabulary_file(tmp_path, name, permuted, control)
     with pytest.raises(CheckpointError, match=f"^{name}: 2 of 51865 tokens are not those of the released"):
         released_tokenizer(51865, tmp_path)
-    vocabulary_file(tmp_path, name, tokens, control)
-    with pytest.raises(CheckpointError, match=f"^{name}: 1507 of 51866 tokens"):  # one more language than the folder's
-        released_tokenizer(51866, tmp_path)
+    if name == "vocab.json":
+        vocabulary_file(tmp_path, name, tokens, control)
+        with pytest.raises(CheckpointError, match=f"^{name}: 1507 of 51866 tokens"):  # a language more than in the file
+            released_tokenizer(51866, tmp_path)
 
 
 def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
@@ -168,7 +170,9 @@ def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
             load(tmp_path / name)
 
 
-def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path):
+def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path, monkeypatch):
+    pipeline = (tokenizer := whispers()[1].tokenizer).pipeline()
+    monkeypatch.setattr(type(tokenizer), "pipeline", lambda _: copy.deepcopy(pipeline))  # it takes two seconds
     options = {"suppress_blank": False, "max_initial_timestamp": 0.5, "language": "de", "task": "translate"}
     search = {"num_beams": 3, "length_penalty": 0.7, "no_repeat_ngram_size": 2}
     for listed, never in (([], []), ([7], [7, 50258, 50358, 50359, 50360, 50361, 50362])):
