@@ -26,7 +26,7 @@ TINY = ["--width", "32", "--layers", "1", "--heads", "2"]
 VIT = ["--image", "16", *TINY, "--batch", "4", "--count", "4", "--randaugment", ""]
 CLIP = ["--image", "16", "--patch", "8", "--width", "64", "--layers", "1", "--text_layers", "1", "--vocabulary", "300",
         "--batch", "4"]  # fmt: skip
-CAPTIONER = [*TINY, "--batch", "4", "--vocabulary", "300", "--val", "DATA"]
+CAPTIONER = [*TINY, "--encoder_layers", "1", "--batch", "4", "--vocabulary", "300", "--val", "DATA"]
 PIXELS = ["--side", "4", "--colours", "4", *TINY, "--batch", "4", "--probe_c", "1", "--sheet", "1"]
 ASR = ["--width", "32", "--layers", "1", "--decoder_layers", "1", "--vocabulary", "270", "--budget", "400"]
 WHISPER = [*TINY, "--words", "1", "--vocabulary", "280", "--window", "200", "--budget", "400", "--epoch", "4"]
