@@ -125,6 +125,16 @@ def test_tiles_and_overview_are_one_map_over_the_image():
     assert torch.allclose(overview, torch.tensor(1 / 16))
 
 
+def test_an_image_that_idefics_sees_whole_is_stretched_to_its_tile():
+    model = randomized(AnyToText(ANYS["any-image"]))
+    record = Preprocessing((8, 8), "squash", "bicubic", HALF, HALF, 0, 1.0, tiling=Tiling("whole", longest=16))
+    image = Image.new("RGB", (40, 30))
+    medium = Medium("image", (tile := tiled(image, record)).pixels, tile=tile, shown=(image,))
+    (seen,) = places(record, model, "a.png", None, medium, torch.ones(1, 1))
+    assert (seen.keys.grid, seen.image.size, seen.record.resize) == ((2, 2), (40, 30), "squash")
+    assert seen.maps.tolist() == [[0.25] * 4]
+
+
 def test_newlines_of_a_video_have_no_place():
     whole = replace(ANYS["any"], image_newline=True, image=replace(ANYS["any"].image, image=(16, 16)))
     model = randomized(AnyToText(whole))
