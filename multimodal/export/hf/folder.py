@@ -19,6 +19,7 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
 from multimodal.system.files import inside, optional_json
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.conventions import GIVEN
 from multimodal.weights.files.store_options import Store
 from multimodal.weights.files.stored import to_stored
@@ -34,6 +35,7 @@ BESIDE = (
     "target.spm", "target_vocab.json", "normalizer.json", "preprocessor_config.json", "processor_config.json",
     "generation_config.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+WORDS = ("tokenizer.json", "vocab.json")
 GENERATING = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 MODULE_FILES = ("config.json", "model.safetensors")
 Parts = tuple[dict[str, Any], Tensors, Path | None]
@@ -69,6 +71,8 @@ def write_folder(checkpoint: Checkpoint, parts: Parts, folder: Path, store: Stor
             if (path := source / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / name)
+        if isinstance(checkpoint.tokenizer, WhisperTokenizer) and not any((source / name).is_file() for name in WORDS):
+            write_tokenizer(checkpoint, folder)  # which readers would take from another model
         if GIVEN in checkpoint.card:  # in place of the folder's
             left = _write_images(checkpoint, config, folder)
     else:

@@ -170,6 +170,20 @@ def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
             load(tmp_path / name)
 
 
+def test_a_folder_without_a_tokenizer_gets_the_released_one_in_its_exports(tmp_path, monkeypatch):
+    """A Trainer's checkpoint: faster-whisper would take Whisper tiny's for every size."""
+    pipeline = (tokenizer := whispers()[1].tokenizer).pipeline()
+    monkeypatch.setattr(type(tokenizer), "pipeline", lambda _: copy.deepcopy(pipeline))  # it takes two seconds
+    save_folder(whispers()[1], tmp_path / "own")
+    export(tmp_path / "own", tmp_path / "checkpoint-100", to="hf")
+    expected = json.loads((tmp_path / "checkpoint-100" / "tokenizer.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "multimodal/tokenizer_config.json"):
+        (tmp_path / "checkpoint-100" / name).unlink()
+    (tmp_path / "checkpoint-100" / "multimodal").rmdir()
+    export(tmp_path / "checkpoint-100", tmp_path / "out", to="hf")
+    assert json.loads((tmp_path / "out" / "tokenizer.json").read_text()) == expected
+
+
 def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path, monkeypatch):
     pipeline = (tokenizer := whispers()[1].tokenizer).pipeline()
     monkeypatch.setattr(type(tokenizer), "pipeline", lambda _: copy.deepcopy(pipeline))  # it takes two seconds
