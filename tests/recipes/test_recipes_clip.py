@@ -356,6 +356,8 @@ def test_names_what_it_cannot_read(tmp_path):
     write_tar(tmp_path / "train-0.tar", [("a", (0, 0, 0), "cls", "n7")])
     with pytest.raises(UsageError, match=r"a\.png: is of class 'n7', an id that classes do not name"):
         LabelledImageSource([str(tmp_path / "train-0.tar")], {}, 32)
+    write_tar(tmp_path / "word-0.tar", [("a", (0, 0, 0), "cls", "狗")])
+    assert LabelledImageSource([str(tmp_path / "word-0.tar")], {}, 32).concepts[0].names == ("狗",)
     (tmp_path / "c.jsonl").write_text('{"file_name": "absent.png", "captions": ["x"]}')
     with pytest.raises(ImageError, match=r"absent\.png"):
         LabelledImageSource([str(tmp_path / "c.jsonl")], {}, 32).read(0)

@@ -130,7 +130,8 @@ def named_concept(row: SourceRow, classes: Mapping[str, Concept]) -> Concept:
         raise DataError(f"{row.place}: {row.fault or 'has no class'}")
     if row.label in classes:
         return classes[row.label]
-    if sum(map(str.isalpha, row.label)) < 2:
+    letters = [letter for letter in row.label if letter.isalpha()]
+    if len(letters) < 2 and all(map(str.isascii, letters)):  # one Chinese character may be a word
         raise UsageError(f"{row.place}: is of class {row.label!r}, an id that classes do not name")
     return Concept((row.label.replace("_", " "),))
 
