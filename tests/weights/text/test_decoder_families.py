@@ -13,7 +13,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.weights.family import Family
 from multimodal.weights.folder import Checkpoint, build
 from multimodal.weights.load import families, recognize
-from tests.helpers.parity import record
+from tests.helpers.parity import idle, record
 from tests.helpers.references.causal import CASES, CONTEXT, VOCABULARY, case
 from tests.helpers.references.released import RELEASED
 
@@ -52,20 +52,16 @@ def worst(name: str, model: TextTransformer, ids: Tensor) -> dict[str, float]:
 
 @every_case
 @torch.no_grad()
-def test_states_and_logits_equal_the_references_and_a_corrupted_tensor_fails(name):
+def test_states_and_logits_equal_the_references_and_depend_on_every_tensor(name):
     ids = texts(CONTEXT)  # beyond windows and switches
     for length in (LENGTH, CONTEXT):
         found = worst(name, load(name), ids[:, :length])
         for output, difference in found.items():
             record(name, "states" if "state" in output else output, difference)
         assert max(found.values()) <= TOLERANCE, found
-    model, reference = load(name), case(name).reference(ids).logits
-    for own, tensor in model.named_parameters():
-        # the layer between stands for all; a key's bias shifts a row's scores alike, and few rows of tables are read
-        if not re.search(r"\.[02]\.", own) and not own.endswith("key.bias"):
-            tensor.add_(kept := torch.randn(tensor.shape) * 0.3)
-            assert (model(ids) - reference).abs().max() > TOLERANCE, own
-            tensor.sub_(kept)
+    model = load(name)
+    found = idle(model, lambda: model(ids))
+    assert [own for own in found if not own.endswith("key.bias")] == []  # which shifts a row's scores alike
 
 
 @every_case

@@ -1,5 +1,6 @@
 """Parity of GPT-2 and Llama with transformers: tiny random models, float32, all outputs."""
 
+import functools
 import re
 from itertools import pairwise
 
@@ -50,9 +51,10 @@ def ours(model: TextTransformer, ids: Tensor) -> dict[str, Tensor]:
     return made | {"logits": logits, "loss": token_loss(logits[:, :-1], ids[:, 1:], every) / every.sum()}
 
 
+@functools.cache
 @torch.no_grad()
-def theirs(name: str, ids: Tensor) -> dict[str, Tensor]:
-    model = case(name).reference
+def theirs(name: str) -> dict[str, Tensor]:
+    model, ids = case(name).reference, texts()
     if name == "GPT-2, no head":
         actual = model(ids, output_hidden_states=True)
         last = actual.last_hidden_state
@@ -64,7 +66,7 @@ def theirs(name: str, ids: Tensor) -> dict[str, Tensor]:
 
 
 def differences(name: str, model: TextTransformer) -> dict[str, float]:
-    mine, reference = ours(model, texts()), theirs(name, texts())
+    mine, reference = ours(model, texts()), theirs(name)
     assert mine.keys() == reference.keys()
     return {key: (mine[key] - reference[key]).abs().max().item() for key in mine}
 
