@@ -18,7 +18,8 @@ from multimodal.data.sources import USUAL, ListColumns
 from multimodal.errors import DataError, few
 from multimodal.tokens.text.tokenizer import Tokenizer
 
-HEADERS = (("sentence", "label"), ("text", "label"))  # GLUE's and the usual one
+HEADERS = (("sentence", "label"), ("text", "label"))  # GLUE's and the usual one, in any order
+NUMBERS = ("idx", "index", "id")  # columns beside these
 MOST_LABELS = 20  # of which most may occur once, as in a trial with few rows
 
 
@@ -47,19 +48,19 @@ def read_labelled(path: Path, columns: tuple[str, str] | None = None) -> list[La
 
 def _read_table(path: Path, columns: tuple[str, str] | None) -> list[LabelledText]:
     """Rows of a table with tabs between its columns, gzip or not: the `columns` of text and label that its header
-    names; without them the first and the last column, and no header but GLUE's, in either order. Raises DataError
-    naming the line, also for a first line that looks like another header."""
+    names; without them the first and the last column, and no header but one of `HEADERS`, with a column of `NUMBERS` or
+    without. Raises DataError naming the line, also for a first line that looks like another header."""
     lines = read_rows(path)
     header = [cell.strip() for cell in lines[0][1]]
     text, label = 0, -1
-    if columns is None and tuple(reversed(header)) in HEADERS:
-        columns = header[1], header[0]
+    if columns is None:
+        columns = next((names for names in HEADERS if sorted({*header} - {*NUMBERS}) == sorted(names)), None)
     if columns is not None:
         if absent := [name for name in columns if name not in header]:
             raise DataError(f"{path}: has no column {absent[0]} ({', '.join(header)})")
         text, label = (header.index(name) for name in columns)
     width = len(header)
-    rows = lines[1:] if columns is not None or tuple(header) in HEADERS else lines
+    rows = lines if columns is None else lines[1:]
     if not rows:
         raise DataError(f"{path}: has no rows below its header")
     for number, row in rows:
@@ -121,7 +122,8 @@ class LabelledTexts(SizedExamples[ClassExample]):
         self.cut = sum(len(ids) > room for ids in whole)
         self.rows = rows
         examples = [
-            ClassExample([*start, *ids[:room], *end], index[row.label]) for ids, row in zip(whole, rows, strict=True)
+            ClassExample([*start, *tokenizer.kept(ids, room), *end], index[row.label])
+            for ids, row in zip(whole, rows, strict=True)
         ]
         super().__init__(examples, [len(one.ids) for one in examples], "text")
 

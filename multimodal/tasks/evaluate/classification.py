@@ -206,10 +206,10 @@ def evaluate_classifier(
         scores = class_scores(list(labels), targets, logits)
         return ClassifierEvaluation(scores, ImageItems(source, accuracy.read_keys), accuracy.broken)
     texts = list(evenly(read_labelled(Path(data), columns), limit))
-    context = model.config.context
+    context = checkpoint.tokenizer.length_in(model.config.context)
     source = LabelledTexts(texts, checkpoint.tokenizer, labels, context, data)
     if source.cut:
-        message = f"{data}: {source.cut} of {len(texts)} texts are cut to the model's context of {context} tokens"
+        message = f"{data}: {source.cut} of {len(texts)} texts are cut to {context} tokens"
         warnings.warn(TextCut(message), stacklevel=2)
     logits = text_logits(model, source, CollateClassed(checkpoint.tokenizer.pad_id, context), batch_size)
     targets = torch.tensor([source.read(key).label for key in range(len(source))])

@@ -152,8 +152,11 @@ def test_accuracy_of_a_text_classifier(capsys, tmp_path):
     with pytest.raises(UsageError, match=r"columns must be text and label \(got text\)"):
         evaluate_classifier(load_folder(tmp_path / "texts"), str(tmp_path / "rows.tsv"), columns=["text"])
     (tmp_path / "long.tsv").write_text(f"{'a dog runs ' * 20}\tno\na cat sleeps\tno\ntwo dogs run\tyes\n")
-    with pytest.warns(TextCut, match=r"long\.tsv: 1 of 3 texts are cut to the model's context of \d+ tokens"):
+    with pytest.warns(TextCut, match=r"long\.tsv: 1 of 3 texts are cut to \d+ tokens"):
         evaluate_classifier(load_folder(tmp_path / "texts"), str(tmp_path / "long.tsv"))
+    tokenizer.context = 4  # as a folder's `model_max_length`
+    with pytest.warns(TextCut, match=r"rows\.tsv: \d of 3 texts are cut to 4 tokens"):
+        evaluate_classifier(Checkpoint(model, tokenizer, card={"labels": ["no", "yes"]}), str(tmp_path / "rows.tsv"))
     several = Checkpoint(model, tokenizer, card={"labels": ["no", "yes"], "scores": "sigmoid"})
     with pytest.raises(UsageError, match="expected a classifier of one label an item, got one of several"):
         evaluate_classifier(several, str(tmp_path / "rows.tsv"))

@@ -288,6 +288,9 @@ def test_labels_stand_in_the_column_that_the_header_says_and_are_classes(tmp_pat
     table = tmp_path / "rows.tsv"
     table.write_text("label\ttext\n1\tgood\n0\tbad\n", encoding="utf-8")
     assert read_labelled(table) == [("good", "1"), ("bad", "0")]
+    for text in ("sentence\tlabel\tidx\ngood\t1\t0\nbad\t0\t1\n", "index\tlabel\ttext\n0\t1\tgood\n1\t0\tbad\n"):
+        table.write_text(text, encoding="utf-8")  # GLUE's files, with the numbers of their rows
+        assert read_labelled(table) == [("good", "1"), ("bad", "0")]
     table.write_text("\tgood\t1\t\t\n\tbad\t0\t\t\n", encoding="utf-8")  # columns without any text
     assert read_labelled(table) == [("good", "1"), ("bad", "0")]
     numbers = [LabelledText("a film", f"{i / 7:.3f}") for i in range(40)]
