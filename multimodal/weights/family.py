@@ -17,6 +17,7 @@ from multimodal.models.vision.git import GIT
 from multimodal.system.files import optional_json, printable
 from multimodal.tokens.chat.format import ChatFormat
 from multimodal.tokens.image.preprocessing import Preprocessing
+from multimodal.tokens.text.hub.added import set_flags
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.card import further_ends, searched
 from multimodal.weights.fit import check_markers, check_size, check_values, check_vocabulary
@@ -91,6 +92,8 @@ class Family:
             check(rows, model.state_dict(), tensors, where, architecture(config))
             fill(model, load_tensors(rows, tensors, where), where)
             tokenizer, preprocessing = self.tokenizer(folder, config), self.preprocessing(folder, config)
+            if folder and tokenizer is not None:
+                set_flags(tokenizer, folder)
             check_vocabulary(tokenizer, ours, where)
             if preprocessing is not None:
                 check_size(preprocessing, ours, where, fixed=self.one_size)

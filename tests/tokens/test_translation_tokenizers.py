@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from multimodal.errors import CheckpointError
-from multimodal.tasks.text.detokenize import token_texts
+from multimodal.tasks.text.detokenize import IncrementalDetokenizer, token_texts
+from multimodal.tokens.text.hub.added import set_flags
 from multimodal.tokens.text.t5 import ByT5Text, T5Text, t5_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.translation import m2m100_tokenizer, marian_tokenizer
@@ -54,6 +55,28 @@ def test_t5_equals_transformers(tmp_path):
     assert tokenizer.decode([5, tokenizer.sentinel_ids[3]], skip_control=False).endswith("<extra_id_3>")
     assert tokenizer.decode([5, tokenizer.sentinel_ids[3], held + 27]) == tokenizer.decode([5])
     typed_stays_text(same_again(tokenizer, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["T5Tokenizer", "MarianTokenizer"])
+def test_blanks_before_punctuation_go_where_the_folder_asks_for_it(kind, tmp_path):
+    import transformers
+
+    size = (t5 if kind == "T5Tokenizer" else marian)(tmp_path)
+    reading = t5_tokenizer if kind == "T5Tokenizer" else marian_tokenizer
+    record = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record | {"clean_up_tokenization_spaces": True}))
+    tokenizer = reading(tmp_path, {"vocab_size": size + 28 * (kind == "T5Tokenizer")})
+    set_flags(tokenizer, tmp_path)
+    reference = getattr(transformers, kind).from_pretrained(tmp_path)
+    ids = tokenizer.encode("two dogs , at sea ! the cat , ! sat")
+    text = tokenizer.decode(ids)
+    assert text == reference.decode(ids, skip_special_tokens=True) == "two dogs, at sea! the cat,! sat"
+    for stops in ((), ("! the",)):
+        detokenizer = IncrementalDetokenizer(tokenizer, [], stops)
+        streamed = "".join([*map(detokenizer.add, ids), detokenizer.end(True)])
+        assert streamed == (text.partition(stops[0])[0] if stops else text)
+    assert "".join(token_texts(tokenizer, [], ids)) == tokenizer.spelled(ids)  # each as it is
+    assert same_again(tokenizer, tmp_path).decode(ids) == text
 
 
 def test_sentinels_that_are_pieces_of_the_file_as_mt5_has_them(tmp_path):

@@ -92,9 +92,15 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> bool:
     if isinstance(tokenizer, WordPieceTokenizer):  # they override tokenizer.json
         record |= {"do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
                    "tokenize_chinese_chars": tokenizer.split_chinese}  # fmt: skip
-    write_json(folder / RECORD, record | {"clean_up_tokenization_spaces": False})
+    write_json(folder / RECORD, record | {"clean_up_tokenization_spaces": False} | _flags(tokenizer))
     _write_template(checkpoint, folder)
     return True
+
+
+def _flags(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Settings of cleaned and of cut texts, where they are unusual."""
+    made: dict[str, Any] = {"clean_up_tokenization_spaces": True} if tokenizer.cleans else {}
+    return made | ({"truncation_side": "left"} if tokenizer.cuts_left else {})
 
 
 def begin_id(checkpoint: Checkpoint) -> int | None:
@@ -192,7 +198,7 @@ def write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
         (folder / "target.spm").write_bytes((folder / "source.spm").read_bytes())
     if isinstance(tokenizer, SigLIPText):
         (folder / tokenizer.path.with_suffix(".model").name).rename(folder / "spiece.model")
-    write_json(folder / RECORD, record)
+    write_json(folder / RECORD, record | _flags(tokenizer))
     return True
 
 

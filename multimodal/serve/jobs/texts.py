@@ -233,7 +233,7 @@ def text_of(ids: list[int], tokenizer: Tokenizer) -> str:
     model would embed others."""
     begins, ends = ids[:1] == [tokenizer.bos_id], ids[-1:] == [tokenizer.eos_id]
     own = ids[begins : len(ids) - ends]
-    text = tokenizer.decode(own)
+    text = tokenizer.spelled(own)
     if tokenizer.encode(text) != own:
         raise TextError(f"expected token ids as the model encodes a text (it encodes {text[:40]!r} otherwise)")
     return text

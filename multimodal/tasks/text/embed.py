@@ -149,7 +149,7 @@ def text_rows(tokenizer: Tokenizer, texts: Sequence[str], context: int, ends: bo
     capacity = length - len(start) - len(end)
     ids = [tokenizer.encode(text) for text in texts]
     warn_of_cut(texts, [max(0, len(own) - capacity) for own in ids], length)
-    rows = [start + own[:capacity] + end for own in ids]
+    rows = [start + tokenizer.kept(own, capacity) + end for own in ids]
     for text, row in zip(texts, rows, strict=True):
         if not row:
             raise TextError(f"text {text[:40]!r}: has no tokens")

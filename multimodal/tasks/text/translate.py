@@ -91,7 +91,7 @@ class TranslationWriter:
         cut = max(len(ids) - capacity, 0)
         if cut and self.options.on_long == "error":
             raise TextError(f"{text[:40]!r}: has {len(ids)} tokens, the model's context leaves {capacity}")
-        return SourceText((*self.before, *ids[:capacity], self.tokenizer.eos_id), cut)
+        return SourceText((*self.before, *self.tokenizer.kept(ids, capacity), self.tokenizer.eos_id), cut)
 
     def __call__(self, sources: Sequence[SourceText]) -> list[Translation]:
         """Translate in order. Batches hold texts of similar length; duplicates are translated once."""

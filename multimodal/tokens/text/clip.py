@@ -91,12 +91,12 @@ class CLIPTokenizer(Tokenizer):
         text = text if _PLAIN.fullmatch(text) else _clean(text)
         return list(chain.from_iterable(map(self._chunks.__getitem__, text.lower().split())))
 
-    def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
+    def spelled(self, ids: Sequence[int], skip_control: bool = True) -> str:
         """Lower-cased text with a space after each word, up to the first eos."""
         ids = [int(i) for i in ids]
         if skip_control and self.eos_id in ids:
             ids = ids[: ids.index(self.eos_id)]
-        return super().decode(ids, skip_control)
+        return super().spelled(ids, skip_control)
 
     def _decode(self, ids: list[int]) -> str:
         names = {self.bos_id: b"<start_of_text>", self.eos_id: b"<end_of_text>"}

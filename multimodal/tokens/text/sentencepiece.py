@@ -114,7 +114,7 @@ class SentencePieceTokenizer(Tokenizer):
         optional |= {"prepend_scheme": "first"} if self.prepend_scheme == "first" else {}
         optional |= {"puts_end": True} if self.puts_end else {}
         record = {"kind": "sentencepiece", "file": target.name, "add_bos": self.bos_id is not None}
-        write_record(folder, record | settings | optional)
+        write_record(folder, record | settings | optional, self)
 
 
 class SigLIPText(SentencePieceTokenizer):

@@ -23,6 +23,8 @@ class T5Text(SentencePieceTokenizer):
     """SentencePiece model with sentinels: T5's follow its pieces, in descending order; mT5's are pieces. No text yields
     either."""
 
+    cleanable = True
+
     def __init__(self, path: Path | str, sentinels: int, vocab_size: int, context: int | None = None):
         """`sentinels`: their number if the file has none. Raises CheckpointError if they exceed `vocab_size`, or the
         file has no eos."""
@@ -46,12 +48,14 @@ class T5Text(SentencePieceTokenizer):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / FILE, self._model.serialized_model_proto())
         record = {"kind": "t5", "sentinels": len(self.sentinel_ids), "vocab_size": self.vocab_size}
-        write_record(folder, record | ({} if self.context is None else {"context": self.context}))
+        write_record(folder, record | ({} if self.context is None else {"context": self.context}), self)
 
 
 class ByT5Text(ByteTokenizer):
     """ByT5's bytes, then the sentinels as transformers numbers them. (The released models were trained with the bytes
     255, 254, … as sentinels, ids 258, 257, …: Xue et al. 2022, section 3.)"""
+
+    cleanable = True
 
     def __init__(self, sentinels: int = 125, context: int | None = None):
         self.context = context
@@ -65,7 +69,7 @@ class ByT5Text(ByteTokenizer):
 
     def save(self, folder: Path | str) -> None:
         record = {"kind": "byt5", "sentinels": len(self.sentinel_ids)}
-        write_record(folder, record | ({} if self.context is None else {"context": self.context}))
+        write_record(folder, record | ({} if self.context is None else {"context": self.context}), self)
 
 
 def t5_from(folder: Path, settings: dict[str, Any]) -> T5Text:

@@ -22,6 +22,10 @@ from multimodal.system.records import checked as checked_value
 
 RECORD = "tokenizer_config.json"
 MARK = "\ufdd0"  # a noncharacter: no text has it
+FLAGS = ("cuts_left", "cleans")  # of any tokenizer; its record lists those that are on
+# transformers' `clean_up_tokenization`
+CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s",
+           " 've": "'ve", " 're": "'re"}  # fmt: skip
 
 
 class TextCut(UserWarning):
@@ -72,6 +76,9 @@ class Tokenizer(ABC):
     pair_segment: int = 1  # of the second text of a pair (RoBERTa: 0)
     context: int | None = None  # default length of a batch
     pad_to_length: bool = False  # pad batches to `context`, else to the longest text
+    cuts_left: bool = False  # a text beyond the context loses its beginning
+    cleans: bool = False  # decoded texts have no blank before punctuation and contractions
+    cleanable: bool = False  # transformers 5 cleans texts of this vocabulary, if asked to: not of BPE
 
     @abstractmethod
     def _encode(self, text: str) -> list[int]:
@@ -127,10 +134,19 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str:
         """Text of ids, with `skip_control` without control and unknown tokens; invalid UTF-8 becomes U+FFFD, which
         ByT5's bytes drop within a text. Raises TextError for an id outside the vocabulary."""
+        text = self.spelled(ids, skip_control)
+        return cleaned(text) if self.cleans else text
+
+    def spelled(self, ids: Sequence[int], skip_control: bool = True) -> str:
+        """`decode` that never cleans."""
         ids = [int(i) for i in ids]
         if wrong := [i for i in ids if not 0 <= i < self.vocab_size]:
             raise TextError(f"token id {wrong[0]} is outside the vocabulary of {self.vocab_size}")
         return self._decode([i for i in ids if not (skip_control and (i in self.control or i == self.unknown_id))])
+
+    def kept(self, ids: list[int], room: int) -> list[int]:
+        """The part of a text's ids that fits into `room`."""
+        return ids[max(len(ids) - room, 0) :] if self.cuts_left else ids[:room]
 
     def pair(
         self,
@@ -143,8 +159,8 @@ class Tokenizer(ABC):
         and last eos in segment 1 (Devlin et al. 2019, figure 2), or 0 for RoBERTa. `ends`: number of eos between them
         (default: the tokenizer's own; RoBERTa: 2).
 
-        A row longer than `length` (default: `context`) is cut at the end of the longer text, or of both to about equal
-        length, with a TextCut warning. Raises TextError."""
+        A row longer than `length` (default: `context`) is cut at the end of the longer text (its beginning with
+        `cuts_left`), or of both to about equal length, with a TextCut warning. Raises TextError."""
         start, end = self.frame
         ends = self.pair_ends if ends is None else ends
         a, b = (self.encode(text) if isinstance(text, str) else list(text) for text in (first, second))
@@ -155,8 +171,8 @@ class Tokenizer(ABC):
         if (lost := len(a) + len(b) - room) > 0:
             warnings.warn(TextCut(f"a pair of texts is cut to {length} tokens, {lost} lost"), stacklevel=2)
             keep = max(room // 2, room - len(b)) if len(a) <= len(b) else max((room + 1) // 2, room - len(b))
-            a = a[: min(len(a), keep)]
-            b = b[: room - len(a)]
+            a = self.kept(a, min(len(a), keep))
+            b = self.kept(b, room - len(a))
         before, after = start + a + end * ends, b + end
         return before + after, [0] * len(before) + [self.pair_segment] * len(after)
 
@@ -179,7 +195,7 @@ class Tokenizer(ABC):
         if pad_to_length and length is None:
             raise TextError("pad_to_length needs a length")
         full = [self.encode(text) for text in texts]
-        rows = [start + ids[:room] + end for ids in full]
+        rows = [start + (ids if room is None else self.kept(ids, room)) + end for ids in full]
         cut = [len(ids) - room if room is not None and len(ids) > room else 0 for ids in full]
         if warn:
             warn_of_cut(texts, cut, length)
@@ -246,8 +262,16 @@ def naming(path: Path) -> Iterator[None]:
         raise CheckpointError(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
 
 
-def write_record(folder: Path | str, record: dict[str, Any]) -> None:
-    """Write the tokenizer record of a checkpoint folder."""
+def cleaned(text: str) -> str:
+    """Text without blanks before punctuation and contractions."""
+    for before, after in CLEANED.items():
+        text = text.replace(before, after)
+    return text
+
+
+def write_record(folder: Path | str, record: dict[str, Any], own: Tokenizer | None = None) -> None:
+    """Write the tokenizer record of a checkpoint folder. `own`: the tokenizer, if it may have flags."""
+    record = record | {flag: True for flag in FLAGS if getattr(own, flag, False)}
     write_text(Path(folder) / RECORD, json.dumps(record, indent=2) + "\n")
 
 

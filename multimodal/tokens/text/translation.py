@@ -32,6 +32,8 @@ class PiecesTokenizer(Tokenizer):
     """Equal to transformers' M2M100Tokenizer and MarianTokenizer on ordinary text; unlike there, "__de__" and "</s>" in
     a text are text. Pieces missing from the table are unknown."""
 
+    cleanable = True
+
     def __init__(
         self, source: Path, target: Path, vocab: dict[str, Any], vocab_size: int, languages: dict[str, Any],
         language_in_source: bool = False, added: dict[str, int] | None = None,
@@ -99,7 +101,7 @@ class PiecesTokenizer(Tokenizer):
         write_text(folder / VOCAB, json.dumps(self.vocab, ensure_ascii=False) + "\n")
         settings = {"two_models": self._target is not None, "languages": self.languages, "vocab_size": self.vocab_size}
         settings |= {"added": self.added} if self.added else {}
-        write_record(folder, {"kind": "pieces", "language_in_source": self.language_in_source, **settings})
+        write_record(folder, {"kind": "pieces", "language_in_source": self.language_in_source, **settings}, self)
 
 
 def pieces_from(folder: Path, settings: dict[str, Any]) -> PiecesTokenizer:

@@ -14,7 +14,7 @@ from multimodal.tokens.text.hub.recognizers import LetterTokenizer, aggregate_fr
 from multimodal.tokens.text.sentencepiece import ByteTokenizer, sentencepiece_from
 from multimodal.tokens.text.t5 import ByT5Text, t5_from
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer, WhisperTokenizer
-from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, require_keys
+from multimodal.tokens.text.tokenizer import FLAGS, RECORD, Tokenizer, require_keys
 from multimodal.tokens.text.translation import pieces_from
 from multimodal.tokens.text.whisper_small import whisper_small_from
 from multimodal.tokens.text.wordpiece import wordpiece_from
@@ -92,6 +92,7 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in _KEYS:
         raise CheckpointError(f"{folder / RECORD}: kind must be one of {', '.join(_KEYS)} (got {kind!r})")
+    flags = {flag: record.pop(flag) for flag in FLAGS if record.get(flag) is True}
     more = {key: form for key, form in _OPTIONAL.get(kind, {}).items() if key in record}
     require_keys(record, {"kind": str, **_KEYS[kind], **more}, folder)
     if (context := record.get("context")) is not None and not 0 < context <= MOST_CONTEXT:
@@ -100,8 +101,9 @@ def tokenizer_from(source: Path | str) -> Tokenizer:
         raise CheckpointError(f"{folder / RECORD}: vocab_size or sentinels: too large")
     settings = {key: value for key, value in record.items() if key != "kind"}
     try:
-        if kind in _WITH_FILES:
-            return _WITH_FILES[kind](folder, settings)
-        return {**_NAMED, **_OTHERS}[kind](**settings)
+        own = _WITH_FILES.get(kind)
+        made: Tokenizer = {**_NAMED, **_OTHERS}[kind](**settings) if own is None else own(folder, settings)
     except UsageError as error:
         raise CheckpointError(f"{folder / RECORD}: {error}") from None
+    vars(made).update(flags)
+    return made

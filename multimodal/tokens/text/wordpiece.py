@@ -32,6 +32,8 @@ class WordPieceTokenizer(Tokenizer):
 
     Words that the vocabulary cannot spell become [UNK]. `decode` puts spaces by BERT's convention."""
 
+    cleanable = True
+
     def __init__(
         self, vocab: list[str], vocab_size: int, bos_id: int, eos_id: int, context: int | None = None,
         lowercase: bool = True, strip_accents: bool | None = None, split_chinese: bool = True,
@@ -128,7 +130,7 @@ class WordPieceTokenizer(Tokenizer):
         """Write `vocab.txt` and the record."""
         write_text(Path(folder) / FILE, "".join(f"{token}\n" for token in self.vocab))
         names = ("vocab_size", "bos_id", "eos_id", "context", "lowercase", "strip_accents", "split_chinese")
-        write_record(folder, {"kind": "wordpiece", **{name: getattr(self, name) for name in names}})
+        write_record(folder, {"kind": "wordpiece", **{name: getattr(self, name) for name in names}}, self)
 
 
 def _backend(

@@ -142,6 +142,28 @@ def test_the_longest_text_is_the_module_s_or_else_the_tokenizer_s(bert, tmp_path
     assert (made - embed(["a " * (expected - 2)], load(bert), "mean")).abs().max() < 1e-6
 
 
+def test_long_texts_may_lose_their_beginning(bert, tmp_path):
+    from transformers import AutoTokenizer
+
+    for path in bert.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    record = json.loads((bert / "tokenizer_config.json").read_text())
+    more = {"truncation_side": "left", "model_max_length": 6}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record | more))
+    save_folder(load(tmp_path), tmp_path / "ours")
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    pair = ("the dog at sea", "a red bus is on the road")
+    for folder in (tmp_path, tmp_path / "ours"):
+        tokenizer = load(folder).tokenizer
+        with pytest.warns(TextCut, match="is cut to 6 tokens"):
+            assert tokenizer.batch([pair[1]]).ids[0].tolist() == reference(pair[1], truncation=True).input_ids
+        with pytest.warns(TextCut, match="a pair of texts is cut to 6 tokens"):
+            assert tokenizer.pair(*pair)[0] == reference(*pair, truncation=True).input_ids
+    with pytest.warns(TextCut):
+        long, kept = embed([pair[1]], load(tmp_path)), embed(["road"], load(bert))  # four letters
+    assert (long - kept).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.json"])
 def test_a_folder_may_say_that_texts_get_lower_case(bert, tmp_path, file):
     """Accents stay, unlike with a tokenizer of lower case alone."""

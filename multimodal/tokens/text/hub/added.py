@@ -8,7 +8,7 @@ from typing import Any
 from multimodal.errors import CheckpointError
 from multimodal.system.files import optional_json
 from multimodal.tokens.text.hub.pipeline import vocabulary
-from multimodal.tokens.text.tokenizer import RECORD
+from multimodal.tokens.text.tokenizer import RECORD, Tokenizer
 from multimodal.tokens.text.wordpiece import bert_settings
 
 ADDED, DECODER = "added_tokens.json", "added_tokens_decoder"
@@ -52,6 +52,14 @@ def added_tokens(folder: Path, special: frozenset[str] = frozenset()) -> list[di
     if wrong:
         raise CheckpointError(f"{path}: an added token must be a text (got {wrong[0]['content']!r:.40})")
     return sorted(found, key=lambda token: token["id"])
+
+
+def set_flags(tokenizer: Tokenizer, folder: Path) -> None:
+    """Set how tokenizer_config.json cuts long texts, and if it cleans decoded ones."""
+    record = optional_json(folder / RECORD)
+    side = record.get("truncation_side")
+    tokenizer.cuts_left = tokenizer.cuts_left if side is None else side == "left"
+    tokenizer.cleans = tokenizer.cleanable and record.get("clean_up_tokenization_spaces") is True
 
 
 def class_name(record: dict[str, Any], config: dict[str, Any]) -> str | None:

@@ -253,12 +253,14 @@ def _made(
         end_ids = [i for i in _end_ids(path.parent, config) if i != ids["eos_id"] and i in added.values()]
         control |= {token: i for token, i in added.items() if i in end_ids}
         ends = _between(pipeline.get("post_processor"))
-        return HubTokenizer(
+        made = HubTokenizer(
             pipeline, control, size, context=context, pad_to_length=pad_to_length, pair_ends=ends,
             end_ids=end_ids, puts_end=bool(_around(pipeline.get("post_processor"))[1]),
             pair_segment=_pair_segment(pipeline.get("post_processor")),
             mask_lstrip=all(token.get("lstrip", True) for token in mask), **ids,
         )  # fmt: skip
+        made.cuts_left = (pipeline.get("truncation") or {}).get("direction") == "Left"
+        return made
 
 
 def _within(pipeline: dict[str, Any], size: int) -> dict[str, Any]:

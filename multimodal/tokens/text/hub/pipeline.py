@@ -50,7 +50,7 @@ class HubTokenizer(Tokenizer):
         self.pad_id, self.bos_id, self.eos_id, self.pad_to_length = pad_id, bos_id, eos_id, pad_to_length
         self.mask_id, self.unknown_id, self.named_bos_id, self.pair_ends = mask_id, unknown_id, named_bos_id, pair_ends
         self.end_ids, self.puts_end, self.pair_segment = tuple(end_ids), puts_end, pair_segment
-        self.mask_lstrip = mask_lstrip
+        self.mask_lstrip, self.cleanable = mask_lstrip, pipeline["model"].get("type") in ("Unigram", "WordPiece")
         added = pipeline.get("added_tokens") or []
         told = {token["content"]: [flag for flag in STRIPS if token.get(flag)] for token in added}
         self.strips = {name: told.get(name) or (strips or {}).get(name) for name in control}
@@ -144,7 +144,7 @@ class HubTokenizer(Tokenizer):
         optional |= {} if self.mask_lstrip else {"mask_lstrip": False}
         optional |= {"strips": self.strips} if self.strips else {}
         optional |= {} if self.named_bos_id is None else {"named_bos_id": self.named_bos_id}
-        write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional})
+        write_record(folder, {"kind": "hub", "control": self.names, **settings, **optional}, self)
 
 
 def hub_from(folder: Path, settings: dict[str, Any]) -> HubTokenizer:

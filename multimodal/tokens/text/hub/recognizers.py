@@ -11,11 +11,8 @@ from typing import Any
 from multimodal.errors import CheckpointError, TextError
 from multimodal.system.files import write_whole
 from multimodal.tokens.text.sentencepiece import pieces_model
-from multimodal.tokens.text.tokenizer import Tokenizer, with_names, write_record
+from multimodal.tokens.text.tokenizer import Tokenizer, cleaned, with_names, write_record
 
-# transformers' `clean_up_tokenization`
-CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s",
-           " 've": "'ve", " 're": "'re"}  # fmt: skip
 NAMED, PART = re.compile(r"<\|.+\|>|<pad>"), re.compile(r"tokenizer-\d+\.model")
 
 
@@ -57,9 +54,7 @@ class LetterTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         text = "".join(" " if self.tokens[i] == self.space else self.tokens[i] for i in ids)
-        for before, after in CLEANED.items() if self.clean else ():
-            text = text.replace(before, after)
-        return text
+        return cleaned(text) if self.clean else text
 
     def save(self, folder: Path | str) -> None:
         record = {"kind": "letters", "tokens": self.tokens, "space": self.space, "control": self.names,
