@@ -47,6 +47,8 @@ def check_type(checkpoint: Checkpoint, parts: Parts) -> None:
     """Raise UsageError for a model that CTranslate2 does not hold."""
     if (kind := parts[0].get("model_type")) not in TYPES:
         raise UsageError(f"model {checkpoint.source}: a {kind}; CTranslate2 export takes {', '.join(TYPES)} alone")
+    if getattr(checkpoint.tokenizer, "target_vocab", None) is not None:
+        raise UsageError(f"model {checkpoint.source}: CTranslate2 export does not support separate_vocabs")
     if not isinstance(checkpoint.model, TextTransformer):
         return
     if kind == "falcon" and parts[0].get("new_decoder_architecture"):

@@ -6,14 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, UsageError
 from multimodal.tasks.text.detokenize import IncrementalDetokenizer, token_texts
 from multimodal.tokens.text.hub.added import set_flags
 from multimodal.tokens.text.t5 import ByT5Text, T5Text, t5_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.translation import m2m100_tokenizer, marian_tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 from multimodal.weights.text import bart
 from tests.helpers.references.seq2seq import named
@@ -77,6 +79,34 @@ def test_blanks_before_punctuation_go_where_the_folder_asks_for_it(kind, tmp_pat
         assert streamed == (text.partition(stops[0])[0] if stops else text)
     assert "".join(token_texts(tokenizer, [], ids)) == tokenizer.spelled(ids)  # each as it is
     assert same_again(tokenizer, tmp_path).decode(ids) == text
+
+
+def test_marian_with_two_vocabularies_equals_transformers(tmp_path):
+    from transformers import MarianTokenizer
+
+    from multimodal.export.ctranslate2 import check_type
+
+    size = marian(tmp_path, separate_vocabs=True)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    others = [name for name in vocab if name not in ("</s>", "<unk>", "<pad>")]
+    target = dict(zip(others, (vocab[name] for name in reversed(others)), strict=True)) | {
+        name: vocab[name] for name in ("</s>", "<unk>", "<pad>")}  # fmt: skip
+    (tmp_path / "target_vocab.json").write_text(json.dumps(target))
+    tokenizer = marian_tokenizer(tmp_path, {"vocab_size": size, "share_encoder_decoder_embeddings": False})
+    reference = MarianTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference(text).input_ids[:-1]
+        ids = tokenizer.encode_target(text)
+        assert ids == reference(text_target=text).input_ids[:-1]
+        assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    read = same_again(tokenizer, tmp_path)
+    assert read.decode(ids) == tokenizer.decode(ids)
+    assert read.encode_target("ein Hund") == tokenizer.encode_target("ein Hund")
+    with pytest.raises(UsageError, match="CTranslate2 export does not support separate_vocabs"):
+        check_type(Checkpoint(torch.nn.Identity(), tokenizer), ({"model_type": "marian"}, {}, None))
+    (tmp_path / "target_vocab.json").write_text(json.dumps(target | {"</s>": target["<unk>"], "<unk>": target["</s>"]}))
+    with pytest.raises(CheckpointError, match="</s> is 0 in a source, 1 in a target"):
+        marian_tokenizer(tmp_path, {"vocab_size": size})
 
 
 def test_sentinels_that_are_pieces_of_the_file_as_mt5_has_them(tmp_path):

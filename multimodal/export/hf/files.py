@@ -181,6 +181,7 @@ def write_pieces(checkpoint: Checkpoint, folder: Path) -> bool:
     elif isinstance(tokenizer, PiecesTokenizer):
         kind = "MarianTokenizer" if tokenizer.language_in_source else "M2M100Tokenizer"
         record = {"tokenizer_class": kind, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+        record |= {"separate_vocabs": True} if tokenizer.target_vocab is not None else {}
         if not tokenizer.language_in_source:  # or else transformers 5 decodes them as text
             record["additional_special_tokens"] = [*tokenizer.languages]
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.bos_id is not None and not tokenizer.canonical:

@@ -16,6 +16,7 @@ from multimodal.tokens.text.sentencepiece import pieces_model
 from multimodal.tokens.text.tokenizer import RECORD, Tokenizer, checked, naming, write_record, write_text
 
 SOURCE, TARGET, VOCAB, PIECES = "source.spm", "target.spm", "vocab.json", "sentencepiece.bpe.model"
+TARGET_VOCAB = "target_vocab.json"
 END, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 SPACE = "▁"
 # in the order of their ids, after those of vocab.json (fairseq, examples/m2m_100)
@@ -37,54 +38,61 @@ class PiecesTokenizer(Tokenizer):
     def __init__(
         self, source: Path, target: Path, vocab: dict[str, Any], vocab_size: int, languages: dict[str, Any],
         language_in_source: bool = False, added: dict[str, int] | None = None,
+        target_vocab: dict[str, Any] | None = None,
     ):  # fmt: skip
         """`languages`: names and ids of their tokens, such as `__de__` or `>>deu<<`. `added`: further tokens, which are
-        found in a text before it is split into pieces. Raises CheckpointError for a file that is not a model, and a
-        table that does not fit."""
+        found in a text before it is split into pieces. `target_vocab`: the table of translations, if it is another.
+        Raises CheckpointError for a file that is not a model, and a table that does not fit."""
         self._source, self._target = pieces_model(source), None if target == source else pieces_model(target)
         self.vocab, self.vocab_size, self.languages, self.added = vocab, vocab_size, languages, added or {}
-        self._check()
+        self.target_vocab = target_vocab
+        written = vocab if target_vocab is None else target_vocab
+        self._check(self._source, vocab, "source")
+        self._check(self._target or self._source, written, "target")
         self.language_in_source = language_in_source
         self.language_ids = languages_of(languages)
         self.eos_id, self.pad_id, self.unknown_id = (vocab[name] for name in (END, PAD, UNKNOWN))
         self._names: list[str | None] = [None] * vocab_size
-        for name, i in (vocab | languages | self.added).items():
+        for name, i in (written | languages | self.added).items():
             self._names[i] = name
         special = {"<s>", END, PAD, *languages}
         self.control = frozenset(i for i, name in enumerate(self._names) if name is None or name in special)
-        self._ids = {piece: i for piece, i in vocab.items() if i not in self.control}
+        self._ids, self._target_ids = ({one: i for one, i in table.items() if one not in special}
+                                       for table in (vocab, written))  # fmt: skip
         longest = sorted(self.added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
 
-    def _check(self) -> None:
+    def _check(self, model: Any, vocab: dict[str, Any], side: str) -> None:
         others = self.languages | self.added
-        ids = [*self.vocab.values(), *(i for name, i in others.items() if name not in self.vocab)]
+        ids = [*vocab.values(), *(i for name, i in others.items() if name not in vocab)]
         if not all(type(i) is int and 0 <= i < self.vocab_size for i in ids) or len(set(ids)) < len(ids):
             raise CheckpointError(f"the table's ids must be unique and below {self.vocab_size}")
         if 2 * len(ids) < self.vocab_size:
             raise CheckpointError(f"the table has {len(ids)} tokens, the model {self.vocab_size}")
-        if missing := [name for name in (END, PAD, UNKNOWN) if name not in self.vocab]:
-            raise CheckpointError(f"the table lacks {missing[0]}")
-        for model, side in ((self._source, "source"), (self._target or self._source, "target")):
-            size = model.vocab_size()
-            known = sum(model.id_to_piece(i) in self.vocab for i in range(size))
-            if 2 * known < size:
-                raise CheckpointError(f"the table has {known} of the {size} pieces of the {side} model")
+        for name in (END, PAD, UNKNOWN):
+            if name not in vocab:
+                raise CheckpointError(f"the table lacks {name}")
+            if vocab[name] != self.vocab.get(name):
+                raise CheckpointError(f"{name} is {self.vocab.get(name)} in a source, {vocab[name]} in a target")
+        size = model.vocab_size()
+        known = sum(model.id_to_piece(i) in vocab for i in range(size))
+        if 2 * known < size:
+            raise CheckpointError(f"the table has {known} of the {size} pieces of the {side} model")
 
     def _encode(self, text: str) -> list[int]:
-        return self._numbers(self._source, text)
+        return self._numbers(self._source, text, self._ids)
 
     def encode_target(self, text: str) -> list[int]:
         """Ids of a translation, by the target's SentencePiece model. Raises TextError as `encode` does."""
-        return self._numbers(self._target or self._source, checked(text))
+        return self._numbers(self._target or self._source, checked(text), self._target_ids)
 
-    def _numbers(self, model: Any, text: str) -> list[int]:
+    def _numbers(self, model: Any, text: str, table: dict[str, int]) -> list[int]:
         ids = []
         for number, part in enumerate(self._split.split(text)):  # texts and added tokens alternate
             if number % 2:
                 ids.append(self.added[part])
             else:  # by name: an unknown piece comes as its text, which may be a piece of the other side
-                ids += [self._ids.get(piece, self.unknown_id) for piece in model.encode(part, out_type=str)]
+                ids += [table.get(piece, self.unknown_id) for piece in model.encode(part, out_type=str)]
         return ids
 
     def _decode(self, ids: list[int]) -> str:
@@ -99,15 +107,19 @@ class PiecesTokenizer(Tokenizer):
             if model is not None:
                 write_whole(folder / name, model.serialized_model_proto())
         write_text(folder / VOCAB, json.dumps(self.vocab, ensure_ascii=False) + "\n")
+        if self.target_vocab is not None:
+            write_text(folder / TARGET_VOCAB, json.dumps(self.target_vocab, ensure_ascii=False) + "\n")
         settings = {"two_models": self._target is not None, "languages": self.languages, "vocab_size": self.vocab_size}
         settings |= {"added": self.added} if self.added else {}
+        settings |= {"two_tables": True} if self.target_vocab is not None else {}
         write_record(folder, {"kind": "pieces", "language_in_source": self.language_in_source, **settings}, self)
 
 
 def pieces_from(folder: Path, settings: dict[str, Any]) -> PiecesTokenizer:
     """Build from a record and the files beside it."""
     target = folder / (TARGET if settings.pop("two_models") else SOURCE)
-    return _from_files(folder, folder / SOURCE, target, **settings)
+    written = read_json(folder / TARGET_VOCAB) if settings.pop("two_tables", False) else None
+    return _from_files(folder, folder / SOURCE, target, target_vocab=written, **settings)
 
 
 def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
@@ -134,14 +146,17 @@ def m2m100_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer |
 
 
 def marian_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
-    """Tokenizer of a Hugging Face folder with Marian's files and one vocabulary for both sides, or None. Raises
-    CheckpointError."""
-    if folder is None or not (folder / VOCAB).is_file() or not config.get("share_encoder_decoder_embeddings", True):
+    """Tokenizer of a Hugging Face folder with Marian's files, or None, also where the sides have vocabularies of
+    different sizes. Raises CheckpointError."""
+    size = config["vocab_size"]
+    if folder is None or not (folder / VOCAB).is_file() or size != (config.get("decoder_vocab_size") or size):
         return None
-    vocab = read_json(folder / VOCAB)
-    languages = {name: i for name, i in vocab.items() if name.startswith(">>") and name.endswith("<<")}
-    settings = {"vocab_size": config["vocab_size"], "languages": languages, "language_in_source": True}
-    return _from_files(folder, folder / SOURCE, folder / TARGET, added=_added(folder, vocab), **settings)
+    separate, vocab = optional_json(folder / RECORD).get("separate_vocabs"), read_json(folder / VOCAB)
+    languages = {name: i for name, i in vocab.items() if name.startswith(">>") and name.endswith("<<") and not separate}
+    written = read_json(folder / TARGET_VOCAB) if separate else None
+    settings = {"vocab_size": size, "languages": languages, "language_in_source": True}
+    added = _added(folder, vocab | (written or {}))
+    return _from_files(folder, folder / SOURCE, folder / TARGET, added=added, target_vocab=written, **settings)
 
 
 def _from_files(folder: Path, source: Path, target: Path, **settings: Any) -> PiecesTokenizer:

@@ -47,7 +47,7 @@ _KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _OPTIONAL: dict[str, dict[str, Any]] = {
     "bpe": {"languages": list[str]},
-    "pieces": {"added": dict[str, int]},
+    "pieces": {"added": dict[str, int], "two_tables": bool},
     "sentencepiece": {"added": list[str], "prepend_scheme": str, "puts_end": bool},
     "t5": {"context": int},
     "byt5": {"context": int},
