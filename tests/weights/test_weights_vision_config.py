@@ -47,11 +47,14 @@ FAMILIES = {
     "open_clip-timm-stem": ["MobileCLIP-B"],
     "open_clip-timm-fastvit": ["MobileCLIP2-S0", "MobileCLIP-S1", "MobileCLIP-S2", "MobileCLIP2-S3", "MobileCLIP2-S4"],
 }  # fmt: skip
+LARGE = {"RN50x4", "RN50x16", "convnext_large_d_320", "MobileCLIP-S1", "MobileCLIP2-S3"}  # with a sister of the kind
 CUSTOM = ("ViT-SO400M-16-SigLIP-i18n-256", "ViT-gopt-16-SigLIP2-256", "PE-Core-T-16-384", "EVA02-B-16", "Mobile")
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("family", "architecture"), [(name, one) for name, some in FAMILIES.items() for one in some])
+@pytest.mark.parametrize(("family", "architecture"), [
+    pytest.param(name, one, marks=pytest.mark.slow if one in LARGE else pytest.mark.ci)
+    for name, some in FAMILIES.items() for one in some
+])  # fmt: skip
 def test_architectures_of_open_clip_have_its_names_and_shapes(family, architecture):
     import open_clip.model
 
@@ -170,6 +173,17 @@ def test_siglip_squashes_its_images(tmp_path):
     )
 
 
+@pytest.mark.parametrize("resample", [1, 2, 3])
+def test_each_filter_gives_the_pixels_of_transformers(resample, tmp_path):
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    theirs = SiglipImageProcessorPil(size={"height": 24, "width": 20}, resample=resample)
+    theirs.save_pretrained(tmp_path)
+    image = Image.effect_mandelbrot((61, 43), (-2, -1, 1, 1), 40).convert("RGB")
+    expected = theirs(image, return_tensors="pt")["pixel_values"][0]
+    assert preprocess(image, preprocessing(tmp_path, {})).equal(expected)
+
+
 @pytest.mark.parametrize("name", ["Hugging Face CLIP", "Hugging Face SigLIP", "Hugging Face BLIP", "Hugging Face GIT"])
 def test_images_of_another_size_than_the_towers_are_refused(name, tmp_path):
     case(name).reference.save_pretrained(tmp_path)
@@ -186,7 +200,7 @@ def test_steps_of_an_image_processor_that_are_not_known_are_refused_by_name(tmp_
         ({"crop_size": {"height": 224, "width": 200}}, "crop_size (224, 200) after size (256, 256)"),
         *(({f"do_{step}": off}, f"do_{step} {off}") for step in ("resize", "rescale", "normalize")
           for off in (False, None)),
-        ({"resample": 1}, "resample 1"), ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
+        ({"resample": 0}, "resample 0"), ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
         ({"do_pad": True, "pad_size": {"height": 300, "width": 300}}, "pad_size {'height': 300"),
         ({"do_center_crop": False}, "size 256 without do_center_crop"),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image processor 'ConvNext'"),

@@ -28,7 +28,6 @@ DEFAULTS = {"image_token_id": 128257, "scale_factor": 2}
 MARKERS = {"image": "<image>"}
 NAMES = Names("model.text_model.", "lm_head.weight")
 CONNECTOR = "model.connector.modality_projection.proj.weight"
-RESAMPLE = {1: "lanczos", **image_processor.RESAMPLE}
 STEPS = image_processor.COMMON | {"resample": 1, "do_image_splitting": True, "size": {"longest_edge": 4 * 364},
                                   "max_image_size": {"longest_edge": 364}}  # fmt: skip
 
@@ -56,13 +55,14 @@ def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing 
     path, steps = found[0], STEPS | found[1]
     if (name := image_processor.class_of(steps, "Idefics3")) not in ("Idefics3", "SmolVLM"):
         raise CheckpointError(f"{path}: image processor {shown(name)} is not supported")
-    image_processor.check_steps(path, steps, RESAMPLE)
+    image_processor.check_steps(path, steps)
     longest, tile = steps["size"].get("longest_edge"), steps["max_image_size"]["longest_edge"]
     if not longest:
         raise CheckpointError(f"{path}: size {shown(steps['size'])} is not supported (expected a longest edge)")
     mean, std = (tuple(map(float, steps[f"image_{name}"])) for name in ("mean", "std"))
     tiling = Tiling("split" if steps["do_image_splitting"] else "whole", longest=longest)
-    return Preprocessing((tile, tile), "squash", RESAMPLE[steps["resample"]], mean, std, 0, 1.0, tiling=tiling)
+    interpolation = image_processor.RESAMPLE[steps["resample"]]
+    return Preprocessing((tile, tile), "squash", interpolation, mean, std, 0, 1.0, tiling=tiling)
 
 
 def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:

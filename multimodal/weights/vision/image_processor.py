@@ -4,15 +4,21 @@ Traps: a size of one number is both edges or the shortest, by class; null is no 
 change nothing."""
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from multimodal.errors import CheckpointError
 from multimodal.system.files import read_json, shown
-from multimodal.tokens.image.preprocessing import IMAGENET_MEAN, IMAGENET_STD, OPENAI_MEAN, OPENAI_STD, Preprocessing
+from multimodal.tokens.image.preprocessing import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    OPENAI_MEAN,
+    OPENAI_STD,
+    Interpolation,
+    Preprocessing,
+)
 
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 EXPECTED = {"size": 'a positive number, {"shortest_edge": number} or {"height": number, "width": number}',
             "crop_size": 'a positive number or {"height": number, "width": number}'}  # fmt: skip
 
@@ -97,8 +103,8 @@ def preprocessing_of(path: Path, record: dict[str, Any], processor: str) -> Prep
     )
 
 
-def check_steps(path: Path, steps: dict[str, Any], resample: Iterable[int] = RESAMPLE.keys()) -> None:
-    """Raise CheckpointError that names `path`, the key and its value. `resample`: Pillow's numbers that it may be."""
+def check_steps(path: Path, steps: dict[str, Any]) -> None:
+    """Raise CheckpointError that names `path`, the key and its value."""
     for key in ("image_mean", "image_std"):
         value = steps[key]
         if not isinstance(value, list) or len(value) != 3 or not all(isinstance(n, int | float) for n in value):
@@ -108,7 +114,7 @@ def check_steps(path: Path, steps: dict[str, Any], resample: Iterable[int] = RES
     good = {
         **{key: bool(steps[key]) for key in ("do_resize", "do_rescale", "do_normalize")},
         "rescale_factor": abs(factor * 255 - 1) < 1e-5,
-        "resample": any(steps["resample"] == number for number in resample),
+        "resample": any(steps["resample"] == number for number in RESAMPLE),
         "pad_size": not (steps["do_pad"] and steps["pad_size"]),  # without it images are padded to their batch
     }
     for key, supported in good.items():
