@@ -16,10 +16,12 @@ from tests.helpers.folders import sealed
 from tests.helpers.tiny import ALL, made
 
 WEIGHTS = "model.safetensors"
+ONE = {kind: name for name, (kind, _) in ALL.items()}.values()  # of each kind of model
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.ci if name in ONE else pytest.mark.slow) for name in ALL
+])  # fmt: skip
 def test_a_weight_is_off_by_half_of_its_groups_scale_at_most_and_stored_again_equal(name, tmp_path):
     model = made(name)
     save_folder(Checkpoint(model), tmp_path / "int8", "int8")
