@@ -18,7 +18,7 @@ from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter
 from multimodal.tasks.encode.search_defaults import search_defaults
 from multimodal.tasks.text.detokenize import token_texts
-from multimodal.tasks.text.embed import prompt_text
+from multimodal.tasks.text.embed import check_text, prompt_text
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Continuation, TextWriter
 from multimodal.tasks.text.options import GenerateOptions, options_for
@@ -209,6 +209,7 @@ class EmbeddingModel:
                 texts.append(one if isinstance(one, str) else text_of(one, checkpoint.required_tokenizer()))
             except TextError as error:
                 raise TextError(f"{place}: {error}") from None
+            check_text(texts[-1], place)
             total += length_read(checkpoint, before + texts[-1], place)
         return texts, total
 
