@@ -38,7 +38,7 @@ def sentence_card(folder: Path | None, model: nn.Module) -> dict[str, Any]:
     for a default prompt that the folder does not hold."""
     modules = sentence_modules(folder) if folder is not None else []
     kinds = [kind for kind, _ in modules if kind != "Dropout"]  # of training alone
-    if kinds in ([], ["Transformer"]):
+    if kinds in ([], ["Transformer"], ["Transformer", "LogitScore"]):  # the last reads a language model's logits
         return {}
     record = optional_json(folder / PROMPTS)
     prompts = _prompts(folder, record)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.inference.prepare import prepare_for_inference
-from multimodal.tasks.text.embed import embed
+from multimodal.tasks.text.embed import embed, is_language_model
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import save_folder
@@ -218,6 +218,15 @@ def test_folders_of_decoders_say_how_vectors_are_made(tmp_path, kind):
     with pytest.warns(TextCut, match="is cut to 4 tokens"):
         found = embed(["cat sat on the mat"], load(folder), prompt="query")[0]
     assert (found - expected).abs().max() < 1e-5
+
+
+def test_a_reranker_of_a_language_model_stays_one(tmp_path):
+    """Qwen3-Reranker's kind, whose answer is a yes or a no."""
+    folder, _ = decoder_folder(tmp_path, "Qwen2ForCausalLM")
+    kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+    modules = [{"path": str(i), "type": f"sentence_transformers.{kind}"} for i, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert is_language_model(load(folder))
 
 
 @pytest.mark.parametrize("kind", ["GPT2Model", "LlamaForCausalLM", "Qwen2Model", "Qwen3Model"])
