@@ -235,9 +235,29 @@ def test_a_rope_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path):
         assert (load(written(path, "llama", plain, **more)).model(ids) - plain(ids).logits).abs().max() <= 1e-5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("arch", "rope", "fields"),
+    [
+        ("gemma3", {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in (
+            ("sliding_attention", 77.0), ("full_attention", 500.0))}, {"rope.freq_base_swa": 77.0}),
+        ("llama", {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 8.0, "beta_slow": 2.0,
+                   "original_max_position_embeddings": 16},
+         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16,
+          "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 2.0}),
+    ],
+)  # fmt: skip
+def test_rates_are_those_that_llama_cpps_converter_writes(arch, rope, fields, tmp_path):
+    model = reference(arch, rope_parameters=rope)
+    ids = torch.randint(3, 400, (2, 20), generator=torch.Generator().manual_seed(1))
+    made = load(written(tmp_path / "model.gguf", arch, model, **fields)).model
+    assert (made(ids) - model(ids).logits).abs().max() <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"rope.freq_base_swa": 77.0}, r"llama\.rope\.freq_base_swa 77\.0 is not supported"),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 3.0},
          r"rope\.scaling\.attn_factor 3\.0 is not supported \(must be 1\)"),
         ({"rope.scaling.type": "su", "rope.scaling.factor": 4.0}, r"rope\.scaling\.type 'su' is not supported"),

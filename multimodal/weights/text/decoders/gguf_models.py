@@ -38,6 +38,8 @@ NAMES = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
     "use_parallel_residual": "use_parallel_residual", "attention.causal": "is_causal",
 }  # fmt: skip
+MORE = {"gemma3": {"rope.freq_base_swa": "rope_local_base_freq"}}  # by architecture
+BETAS = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
 COUNTS = ("context_length", "embedding_length", "block_count", "attention.head_count")  # of every file
 # those that say nothing more about the computation
 NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "attention.layer_norm_epsilon",
@@ -82,12 +84,13 @@ def _vectors(path: Path, arch: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     own = {name.removeprefix(f"{arch}."): value for name, value in fields.items() if name.startswith(f"{arch}.")}
-    if unknown := sorted(name for name in own.keys() - NAMES.keys() - set(NEUTRAL) if own[name]):
+    names = NAMES | MORE.get(arch, {})
+    if unknown := sorted(name for name in own.keys() - names.keys() - {*NEUTRAL, *BETAS} if own[name]):
         raise CheckpointError(f"{path}: {arch}.{unknown[0]} {own[unknown[0]]!r:.40} is not supported")
     for name in COUNTS:
         if type(own.get(name)) is not int or own[name] < 1:
             raise CheckpointError(f"{path}: {arch}.{name}: expected a number above 0 (got {own.get(name)!r:.40})")
-    config = {ours: own[name] for name, ours in NAMES.items() if name in own}
+    config = {ours: own[name] for name, ours in names.items() if name in own}
     config |= {"model_type": KINDS[arch][1], "vocab_size": len(tensors[EMBEDDING]),
                "tie_word_embeddings": HEAD not in tensors, "architectures": ["GGUFForCausalLM"]}  # fmt: skip
     if eps := own.get("attention.layer_norm_epsilon"):
@@ -123,6 +126,7 @@ def _rope(path: Path, own: dict[str, Any], config: dict[str, Any], tensors: Tens
         return {"original_max_position_embeddings": trained, "rope_scaling": {
             "rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": gain}}  # fmt: skip
     more = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
+    more |= {ours: own[name] for name, ours in BETAS.items() if name in own and kind == "yarn"}
     return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}} if scaled else {}
 
 
