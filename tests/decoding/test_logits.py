@@ -165,8 +165,13 @@ def test_greedy_equals_transformers_generate(decoder, options, start):
     assert [ids + [EOS] * (len(ids) < MOST) for ids in found.ids] == expected
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("beams", "alpha"), [(2, 1.0), (3, 0.0), (4, 1.5), (3, -0.5)])
+BEAMS = [(2, 1.0), (3, 0.0), (4, 1.5), (3, -0.5)]
+
+
+# each rule with two pairs of beams and exponent
+@pytest.mark.parametrize(("options", "beams", "alpha"), [
+    (options, *BEAMS[(number + more) % 4]) for number, options in enumerate(OPTIONS) for more in (0, 2)
+])  # fmt: skip
 def test_beams_equal_transformers_generate(decoder, options, beams, alpha):
     """But where its best was cut at the limit and others have ended: ours is then the best that ended."""
     prompt = torch.full((len(SOURCES), 1), BOS)

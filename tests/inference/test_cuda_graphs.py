@@ -130,7 +130,7 @@ def compare(model, name, rows, device="cpu", tolerance=1e-5, masked=True, limits
 @pytest.mark.parametrize("heard", [False, True])
 def test_static_steps_find_what_dynamic_ones_find(name, heard):
     model, ended = decoder(heard), 0
-    for rows in ([0, 1, 2, 3, 4, 5], [1, 4, 0], [3], [0, 5], [5, 5], [4, 3, 2, 1, 0]):
+    for rows in ([0, 1, 2, 3, 4, 5], [1, 4, 0], [3], [4, 3, 2, 1, 0]):
         steps, sizes, (found, _) = compare(model, name, rows)
         longest = [LIMITS[row] for row in rows for _ in range(len(found.ids) // len(rows))]
         ended += sum(len(ids) < most for ids, most in zip(found.ids, longest, strict=True))
@@ -298,7 +298,7 @@ def test_a_replayed_draw_is_narrowed_and_tempered_as_outside(replaying):
             calls.append([])
             counted = lambda *given, step=step, calls=calls[-1]: calls.append(1) or step(*given)
             chance = [torch.Generator().manual_seed(number) for number in range(2)]
-            found.append(sampling.sample(counted, ids, cache, eos=0, max_new=30, temperature=temperature, copies=4,
+            found.append(sampling.sample(counted, ids, cache, eos=0, max_new=12, temperature=temperature, copies=4,
                                          generators=chance, narrow=narrow))  # fmt: skip
         dynamic, static = found
         assert static.ids == dynamic.ids

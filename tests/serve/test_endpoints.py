@@ -67,10 +67,10 @@ def test_transcriptions_have_openais_forms(asked, client, heard):
     events = list(create(file=SPEECH, model="asr-conformer-en", stream=True))
     assert "".join(one.delta for one in events[:-1]) == events[-1].text == heard["text"]
     form = {"stream": "true", "response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
-    streamed = client.post("/v1/audio/transcriptions", data=form, files={"file": SPEECH.read_bytes()}).text
+    streamed = client.post("/v1/audio/transcriptions", data=form, files={"file": first_words()}).text
     done = json.loads(streamed.strip().rpartition("data: ")[2])
-    assert [one["text"] for one in done["segments"]] == [one["text"] for one in heard["segments"]]
-    assert [one["word"] for one in done["words"]] == [one.word for one in verbose.words]
+    assert [one["text"] for one in done["segments"]] == [one["text"] for one in heard["segments"][:1]]
+    assert [one["word"] for one in done["words"]] == [one["word"].strip() for one in heard["segments"][0]["words"]]
 
 
 @pytest.mark.filterwarnings("ignore:.*ends early")

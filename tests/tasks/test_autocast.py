@@ -11,7 +11,7 @@ from tests.helpers.data.audio_files import first_words
 
 def results() -> list:
     image = np.random.default_rng(0).integers(0, 255, (80, 100, 3), dtype=np.uint8)
-    embedder, speech = multimodal.Embedder("clip-vit-16", compute_type="float32"), first_words()
+    embedder, speech = multimodal.Embedder("clip-vit-16", compute_type="float32"), first_words(26_000)
     checkpoint = multimodal.load("clip-vit-16")
     asker = multimodal.Asker(compute_type="float32", max_new_tokens=4)
     return [

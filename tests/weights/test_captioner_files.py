@@ -1,6 +1,7 @@
 """CoCa, BLIP and GIT checkpoints: foreign folders and ours, the commands on them, refused configurations."""
 
 import csv
+import functools
 import io
 import json
 import re
@@ -136,16 +137,22 @@ SEARCHES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def pairs(folders):
+    """The model of transformers and ours in a folder of `folders`."""
+    from transformers import BlipForConditionalGeneration, GitForCausalLM
+
+    kinds = {"blip": BlipForConditionalGeneration, "git": GitForCausalLM}
+    return functools.cache(lambda name: (kinds[name].from_pretrained(folders / name).eval(), load_path(folders / name)))
+
+
 @pytest.mark.parametrize(("options", "theirs"), SEARCHES)
 @pytest.mark.parametrize("name", ["blip", "git"])
 @torch.no_grad()
-def test_beams_have_the_texts_and_scores_of_transformers(folders, name, options, theirs):
-    from transformers import BlipForConditionalGeneration, GitForCausalLM
-
-    kind = BlipForConditionalGeneration if name == "blip" else GitForCausalLM
-    reference, ours = kind.from_pretrained(folders / name).eval(), load_path(folders / name)
+def test_beams_have_the_texts_and_scores_of_transformers(pairs, name, options, theirs):
+    reference, ours = pairs(name)
     write = CaptionWriter(*prepared(ours, "float32", None, {"beam_size": 4, "max_new_tokens": 8, **options}))
-    pixels = torch.randn(6, 3, 24, 24, generator=torch.Generator().manual_seed(7)) * 3
+    pixels = torch.randn(4, 3, 24, 24, generator=torch.Generator().manual_seed(7)) * 3
     for one, found in zip(pixels, write(pixels), strict=True):
         prompt = {} if name == "blip" else {"input_ids": torch.tensor([write.prompt])}
         made = reference.generate(

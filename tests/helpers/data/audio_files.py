@@ -15,9 +15,10 @@ from multimodal.tokens.audio.reading import read_audio
 
 
 @functools.cache
-def first_words() -> bytes:
-    """A WAV file of the sample recording's first sentence, which takes half the time of the whole."""
-    samples, file = read_audio(asset("sample", "speech.flac"))[:54_400], io.BytesIO()
+def first_words(count: int = 54_400) -> bytes:
+    """A WAV file of the sample recording's first sentence, which takes half the time of the whole, or of fewer of its
+    samples."""
+    samples, file = read_audio(asset("sample", "speech.flac"))[:count], io.BytesIO()
     with wave.open(file, "wb") as made:
         made.setparams((1, 2, 16_000, 0, "NONE", ""))
         made.writeframes((samples * 32768).short().numpy().tobytes())
