@@ -81,8 +81,14 @@ def run(model: nn.Module, name: str, rows: int) -> object:
     return model(*given)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ALL)
+# with the matrices of another
+LIKE = {"vit-mean", "vit-registers-mean", "vit-layer-scale", "clip-masked", "text-sinusoidal", "text-rotary",
+        "text-alibi", "text-to-text-apart", "captioner-bert"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow if name in LIKE else pytest.mark.ci) for name in ALL
+])  # fmt: skip
 def test_operations_are_those_that_pytorch_counts(name):
     model = made(name)
     said = counted(name)["flops"]

@@ -60,7 +60,7 @@ def translator() -> Checkpoint:
     encoder, decoder = (replace(part, context=40) for part in (TEXT_TO_TEXT.encoder, TEXT_TO_TEXT.decoder))
     decoder = replace(decoder, vocabulary=tokenizer.vocab_size)
     config = shallow(replace(TEXT_TO_TEXT, encoder=encoder, decoder=decoder, start_id=tokenizer.eos_id))
-    return Checkpoint(randomized(EncoderDecoder(config)), tokenizer)
+    return Checkpoint(randomized(EncoderDecoder(config), seed=10), tokenizer)  # its text varies
 
 
 def client_of(folder: Path):
@@ -135,6 +135,7 @@ def test_a_recognizer_hears_the_same_text(tmp_path):
         client.transcribe(tmp_path / "a.wav")
 
 
+@pytest.mark.filterwarnings("ignore:text 1 has a translation that was cut")
 @pytest.mark.parametrize("model", [
     pytest.param("tiny translator", marks=pytest.mark.ci), pytest.param("translator-mini", marks=pytest.mark.slow),
     pytest.param("captioner-mini", marks=pytest.mark.slow),
@@ -160,7 +161,8 @@ def test_settings_suffice_for_a_model_without_a_client(model, tmp_path):
         inputs, prompt = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, [*prompt, own["languages"]["de"]]
         wanted = multimodal.translate("A dog runs on the beach.", model, source="en", target="de", beam_size=1)
     state = client.run("encoder_model.onnx", inputs) | {"encoder_attention_mask": inputs.get("attention_mask")}
-    assert client.write(prompt, state).strip() == wanted != ""
+    written = client.write(prompt, state).strip().rstrip("\ufffd")  # a text that is cut ends within a letter
+    assert written == wanted.rstrip("\ufffd") != ""
 
 
 def pictures(folder: Path) -> list[str]:
