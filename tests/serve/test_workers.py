@@ -77,10 +77,11 @@ def test_workers_that_fail_before_they_serve_end_the_server(monkeypatch):
     assert len(starts) == 2
 
 
-def test_a_server_without_its_models_ends_with_1(capfd):
+def test_a_server_without_its_models_ends_with_1(capfd, caplog):
     code, _, err = run(capfd, *COMMAND[3:], "--models", "nothing")
-    assert (code, "Traceback" in err) == (1, False), err
-    assert "'nothing': neither a path nor a known model" in err
+    told = err + caplog.text
+    assert (code, "Traceback" in told) == (1, False), told
+    assert "'nothing': neither a path nor a known model" in told
 
 
 @pytest.mark.ci
