@@ -7,22 +7,20 @@ at once whose arguments and result have types, dtypes and shapes that passed bef
 
 import ast
 import contextlib
-import dataclasses
 import enum
 import functools
 import inspect
 import marshal
 import sys
 import threading
-import weakref
 import zlib
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import cache_from_source
 from pathlib import Path
-from types import CodeType, ModuleType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import CodeType, ModuleType
+from typing import Any, get_args
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, jaxtyped
@@ -89,160 +87,67 @@ def mark(value: Any) -> Hashable:
     return value if kind is VALUE else []
 
 
-def by_class(annotation: Any) -> bool:
-    """Return True if a check depends on the class of a value alone."""
-    if get_origin(annotation) in (Union, UnionType):
-        return all(map(by_class, get_args(annotation)))
-    if get_origin(annotation) in (Callable, Iterator, Generator):
-        return True  # none of them can be looked into
-    if get_origin(annotation) is not None or getattr(annotation, "_is_protocol", False):
-        return False
-    return annotation is None or (isinstance(annotation, type) and not has_arrays(annotation))
+def check_arrays(target: Callable) -> Callable:
+    """A function's check in a shape context of its own; skipped for arguments and results like some that passed."""
+    check, returned = CHECK(target), threading.local()
+    check_result: Callable | None = None
+    passed: dict[Hashable, set[Hashable]] = {}  # results by arguments
 
-
-def by_mark(annotation: Any) -> bool:
-    """Return True if a check depends on a value's class, or on which of a few strings it is."""
-    if get_origin(annotation) in (Union, UnionType):
-        return all(map(by_mark, get_args(annotation)))
-    if get_origin(annotation) is Literal:
-        return all(isinstance(value, str) for value in get_args(annotation))
-    return by_class(annotation)
-
-
-def key(name: str, annotation: Any) -> str:
-    """The code of a value's mark. A tensor's stands in line, as calls take most of the time."""
-    if by_class(annotation):
-        return f"{name}.__class__"
-    if has_arrays(annotation):
-        inline = f"({name}.__class__, {name}.dtype, {name}.shape)"
-        return f"({inline} if {name}.__class__ is checked_tensor else checked_mark({name}))"
-    return f"checked_mark({name})"
-
-
-def signature(target: Callable) -> tuple[list[str], str]:
-    """The parameters of `target` beside `CONSTANTS`, without defaults, and the arguments that pass them on."""
-    code, named = target.__code__, target.__kwdefaults__ or {}
-    if any(value is FACTORY for value in [*(target.__defaults__ or ()), *named.values()]):
-        return ["*args", *CONSTANTS, "**kwargs"], "*args, **kwargs"  # a default that is no value of the type
-    names, count = code.co_varnames, code.co_argcount
-    positional, named = names[:count], names[count : count + code.co_kwonlyargcount]
-    rest = iter(names[count + code.co_kwonlyargcount :])
-    more = [f"*{next(rest)}"] if code.co_flags & inspect.CO_VARARGS else []
-    options = [f"**{next(rest)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
-    parameters = [*positional, *(more or "*"), *named, *CONSTANTS, *options]
-    if code.co_posonlyargcount:
-        parameters.insert(code.co_posonlyargcount, "/")
-    return parameters, ", ".join([*positional, *more, *(f"{name}={name}" for name in named), *options])
-
-
-def fast_code(target: Callable, remembers: bool) -> str:
-    """The code of a function with the parameters of `target`: it calls `target` at once for arguments that passed and a
-    result like one that passed with them. It has no free variables, so that it can replace another function's code."""
-    parameters, given = signature(target)
-    lines = [f"def call({', '.join(parameters)}):", f" if checked_compiling(): return checked_target({given})"]
-    if not remembers or parameters[0] == "*args":
-        return "\n".join([*lines, f" return checked_check({given})"])
-    types = dict(target.__annotations__)
-    result, keys = types.pop("return", Any), ""
-    for name in parameters:
-        if (kind := types.get(name.lstrip("*"), Any)) is not Any:
-            many = {"**": f"(*{name[2:]}, *map(checked_mark, {name[2:]}.values()))", "*": f"checked_mark({name[1:]})"}
-            keys += (many[name[: name.count("*")]] if "*" in name else key(name, kind)) + ", "
-    return "\n".join([
-        *lines, f" checked_given = ({keys})",
-        " try: checked_results = checked_passed.get(checked_given)",
-        " except TypeError: checked_given = checked_results = None",  # not hashable
-        f" if checked_results is None: return checked_whole(checked_given, {given})",
-        f" checked_result = checked_target({given})",
-        f" checked_made = {'None' if result is Any else key('checked_result', result)}",
-        " try:",
-        "  if checked_made in checked_results: return checked_result",
-        " except TypeError: pass",
-        f" return checked_other(checked_result, checked_made, checked_results, {given})",
-    ])  # fmt: skip
-
-
-CONSTANTS = ("checked_compiling", "checked_mark", "checked_target", "checked_tensor", "checked_passed",
-             "checked_check", "checked_whole", "checked_other")  # fmt: skip
-FACTORY = dataclasses._HAS_DEFAULT_FACTORY
-
-
-class Checks:
-    """Checks of a function; `arrays`: in a shape context of their own, which has one size for each axis name."""
-
-    def __init__(self, target: Callable):
-        target.__annotations__.update(resolved(target))
-        types = target.__annotations__
-        self.target, self.check, self.arrays = target, CHECK(target), any(map(has_arrays, types.values()))
-        self.remembers = self.arrays or all(kind is Any or by_mark(kind) for kind in types.values())
-        self.passed: dict[Hashable, set[Hashable]] = {}  # results by arguments
-        self.check_result, self.returned = None, threading.local()
-
-    def context(self) -> contextlib.AbstractContextManager:
-        return jaxtyped("context") if self.arrays else contextlib.nullcontext()
-
-    def whole(self, given: Hashable | None, /, *args: Any, **kwargs: Any) -> Any:
-        with self.context():
-            result = self.check(*args, **kwargs)
-        if given is not None:
-            annotation = self.target.__annotations__.get("return", Any)
-            made = None if annotation is Any else type(result) if by_class(annotation) else mark(result)
-            with contextlib.suppress(TypeError):  # not hashable
-                self.passed.setdefault(given, set()).add(made)
-        return result
-
-    def other(self, result: Any, made: Hashable, results: set, /, *args: Any, **kwargs: Any) -> Any:
-        """Check another result of arguments that passed."""
-        returned = self.returned
-        if self.check_result is None:
-            self.check_result = CHECK(functools.wraps(self.target)(lambda *_, **__: returned.value))
-        returned.value = result
-        with self.context():
-            self.check_result(*args, **kwargs)
-        returned.value = None  # else the result would live on
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal check_result
+        given = tuple(map(mark, args))
+        if kwargs:
+            given = (*given, tuple(kwargs), *map(mark, kwargs.values()))
+        try:
+            results = passed.get(given)
+        except TypeError:  # not hashable
+            with jaxtyped("context"):  # one size for each axis name within a call
+                return check(*args, **kwargs)
+        if results is not None:
+            result = target(*args, **kwargs)
+            made = mark(result)
+            try:
+                known = made in results
+            except TypeError:
+                known = False
+            if known:
+                return result
+            if check_result is None:
+                check_result = CHECK(functools.wraps(target)(lambda *_, **__: returned.value))
+            returned.value = result
+            with jaxtyped("context"):
+                check_result(*args, **kwargs)
+            returned.value = None  # else the result would live on
+        else:
+            with jaxtyped("context"):
+                result = check(*args, **kwargs)
+            made, results = mark(result), set()
         with contextlib.suppress(TypeError):  # not hashable
             results.add(made)
+            passed[given] = results
         return result
 
-    def hasten(self, call: Callable) -> None:
-        """Replace the code of `call`, which has been called before."""
-        scope: dict[str, Any] = {}
-        exec(fast_code(self.target, self.remembers), scope)
-        torch = sys.modules["torch"]
-        values = (torch.compiler.is_compiling, mark, self.target, torch.Tensor, self.passed, self.check, self.whole,
-                  self.other)  # fmt: skip
-        # another thread may be about to run the old code, which needs its own default
-        named = call.__kwdefaults__ | (self.target.__kwdefaults__ or {})
-        call.__kwdefaults__ = named | dict(zip(CONSTANTS, values, strict=True))
-        call.__defaults__ = self.target.__defaults__
-        names = {"co_name": self.target.__name__, "co_qualname": self.target.__qualname__}
-        call.__code__ = scope["call"].__code__.replace(**names)
+    return call
 
 
 def checked(target: Any) -> Any:
-    """Wrap a function or dataclass with checks that are built at its first call, and fast ones from the second on."""
+    """Wrap a function or dataclass with checks that are built at its first call."""
     if inspect.isclass(target):
         target.__init__ = checked(target.__init__)
         return target
-    if "checked_state" in (target.__kwdefaults__ or {}):
-        return target  # inherited
+    check: Callable | None = None
 
-    def call(*args: Any, checked_state: list, **kwargs: Any) -> Any:
-        own, target, checks = checked_state
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal check
         if (torch := sys.modules.get("torch")) is not None and torch.compiler.is_compiling():
             return target(*args, **kwargs)  # a check would fix every size of an exported graph
-        if checks is None:
-            checks = checked_state[2] = Checks(target)
-            with checks.context():
-                return checks.check(*args, **kwargs)
-        if torch is None:
-            return checks.check(*args, **kwargs)
-        checks.hasten(own())
-        return own()(*args, **kwargs)
+        if check is None:
+            target.__annotations__.update(resolved(target))
+            arrays = any(has_arrays(annotation) for annotation in target.__annotations__.values())
+            check = check_arrays(target) if arrays else CHECK(target)
+        return check(*args, **kwargs)
 
-    call = functools.wraps(target)(call)
-    # a weak reference, since in a circle an inner function would keep what it encloses
-    call.__kwdefaults__ = {"checked_state": [weakref.ref(call), target, None]}
     return call
 
 

@@ -1,8 +1,5 @@
 """The checks of types that every test runs with: a pair of arguments and result that passed lets no other one pass."""
 
-from dataclasses import dataclass, field
-from typing import Literal
-
 import numpy as np
 import pytest
 import torch
@@ -60,36 +57,3 @@ def test_a_tuple_is_checked_by_its_items():
     first((A, torch.zeros(2)))
     with pytest.raises(TypeError):
         first((A, torch.zeros(3)))
-
-
-def test_a_function_is_called_as_without_checks_and_refuses_other_values_each_time():
-    @checked
-    def call(
-        a: int, /, b: Literal["x", "y"] = "x", *more: int, c: float | None = None, **rest: str
-    ) -> tuple | None:  # fmt: skip
-        return None if a < 0 else (a, b, more, c, rest)
-
-    for _ in range(3):
-        assert call(1) == (1, "x", (), None, {})
-        assert call(2, "y", 3, 4, c=1, d="z", a="w") == (2, "y", (3, 4), 1, {"d": "z", "a": "w"})
-        assert call(-1) is None
-        for values, named in ((("1",), {}), ((1, "z"), {}), ((1, "x", "3"), {}), ((1,), {"c": "1"}), ((1,), {"d": 1})):
-            with pytest.raises(TypeError):
-                call(*values, **named)
-        with pytest.raises(TypeError, match="missing 1 required positional argument: 'a'"):
-            call()
-
-
-def test_fields_of_a_dataclass_are_checked_where_one_has_a_factory():
-    @checked
-    @dataclass
-    class Made:
-        size: int
-        names: list[str] = field(default_factory=list)
-
-    for _ in range(3):
-        assert Made(1).names == []
-        assert Made(1, ["a"]).names == ["a"]
-        for values in (("1",), (1, [2])):
-            with pytest.raises(TypeError):
-                Made(*values)
