@@ -32,7 +32,6 @@ from multimodal.train import log, start
 
 Columns = dict[str, np.ndarray]
 COLUMNS = ("bytes", "path", "text")  # of parquet
-SMALL = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -148,12 +147,11 @@ def items_of(run: BatchRun) -> FileItems | ParquetItems:
     return ParquetItems(run.data) if run.data.suffix == ".parquet" else FileItems(run.data, run.trust)
 
 
-def model_files(model: str | None) -> list[list[Any]]:
-    """Names, sizes and small files' sums of a model's folder, whose manifest holds the sums of the large ones."""
-    folder = model_path(model or "")
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if model and folder.is_dir() else []
-    sums = ((path, path.stat().st_size) for path in files)
-    return [[path.name, size, sha256(path) if size < SMALL else ""] for path, size in sums]
+def model_files(model: str | None) -> list[list[str]]:
+    """Paths and sums of a model's files; of none for a model of a hub."""
+    place = model_path(model) if model else Path()
+    files = [place] if place.is_file() else sorted(place.rglob("*")) if model and place.is_dir() else []
+    return [[str(path.relative_to(place)), sha256(path)] for path in files if path.is_file()]
 
 
 def shard_files(run: BatchRun, items: FileItems | ParquetItems) -> dict[Path, range]:

@@ -57,7 +57,7 @@ from multimodal.data.datasets.captions import (
     texts_of,
     tidy,
     together,
-    warn_of_cut,
+    warn_of_long,
 )
 from multimodal.data.datasets.class_names import class_names, evenly
 from multimodal.data.remote.trust import Trust
@@ -177,7 +177,7 @@ def main(settings: CaptionerRun) -> None:
     initial = replace(initial, shared=frozen(initial.shared, initial.model))
     context = initial.model.caption_context
     some = (part.source.row(key) for part in parts for key in evenly(part.keys, CHECKED))
-    warn_of_cut([tidy(text) for row in some for text in captions_of(row, names)], initial.tokenizer, context - 2)
+    warn_of_long([tidy(text) for row in some for text in captions_of(row, names)], initial.tokenizer, context - 2)
     prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, names)
     source, plan = together(parts, loop.seed)
     loader = loop.loader(source, plan, prepare, collate)

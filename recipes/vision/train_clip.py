@@ -59,7 +59,7 @@ from typing import Annotated
 import torch
 from torch import nn
 
-from multimodal.data.datasets.captions import warn_of_cut
+from multimodal.data.datasets.captions import warn_of_long
 from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_names, unseen_words
 from multimodal.data.datasets.images import LabelledImageSource
 from multimodal.data.loader import shuffled
@@ -178,7 +178,7 @@ def main(s: CLIPRun) -> None:
     image, text = initial.model.config.image, initial.model.config.text
     fits = s.test_image % image.patch == 0
     demand("test_image", s.test_image, fits, f"a multiple of the patch of {image.patch} pixels")
-    warn_of_cut(captions.texts(), initial.tokenizer, text.context - sum(map(len, initial.tokenizer.frame)))
+    warn_of_long(captions.texts(), initial.tokenizer, text.context - sum(map(len, initial.tokenizer.frame)))
     loader = s.loop.loader(
         images, shuffled(len(images), s.batch, s.loop.seed),
         PrepareContrastive(captions, (side // image.patch) ** 2, unseen),

@@ -75,10 +75,12 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     changed = batch_ray.shard_files(run, batch_ray.items_of(run))
     assert [old == new for old, new in zip(files, changed, strict=True)] == [False, True, True, True]
     shutil.copytree(clip, tmp_path / "clip")
-    other = settings(tmp_path / "clip", photos, tmp_path)
-    before = batch_ray.shard_files(other, batch_ray.items_of(other))
-    (tmp_path / "clip" / "manifest.json").write_text('{"sha256": {}}')  # as of a model that was trained again
-    assert not before.keys() & batch_ray.shard_files(other, batch_ray.items_of(other)).keys()
+    weights = tmp_path / "clip" / "model.safetensors"
+    runs = [settings(model, photos, tmp_path) for model in (tmp_path / "clip", weights)]
+    before = [batch_ray.shard_files(one, batch_ray.items_of(one)).keys() for one in runs]
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")  # as of a model that was trained again
+    for one, known in zip(runs, before, strict=True):
+        assert not known & batch_ray.shard_files(one, batch_ray.items_of(one)).keys()
     with pytest.raises(UsageError, match=r"out: has 1 results of other input or settings \(such as 000000000-"):
         batch_ray.main(settings(clip, photos, tmp_path, resume=True))
 

@@ -236,7 +236,7 @@ def _sentences(path: Path, held_out: Sequence[str]) -> PackedRows:
     return PackedRows(str(path), (SourceRow(name, "", None, [line], {"alone": True}) for name, line in kept))
 
 
-def warn_of_cut(texts: Sequence[str], tokenizer: Tokenizer, room: int) -> None:
+def warn_of_long(texts: Sequence[str], tokenizer: Tokenizer, room: int) -> None:
     """Log how many of `CHECKED` texts have more than `room` tokens, after which training cuts them."""
     some = evenly(texts, CHECKED)
     if cut := sum(len(tokenizer.encode(text)) > room for text in some):

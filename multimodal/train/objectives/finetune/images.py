@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from multimodal.data.datasets.captions import warn_of_cut
+from multimodal.data.datasets.captions import warn_of_long
 from multimodal.data.datasets.class_names import CaptionSampler, class_labels, class_names, names_of
 from multimodal.data.datasets.images import LabelledImageSource
 from multimodal.data.loader import shuffled
@@ -75,7 +75,7 @@ def match(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> Fin
         d.data, class_names(d.classes, d.data), record.size[0], cache=1000, columns=d.columns, trust=d.trust
     )
     captions = CaptionSampler(images.concepts, contrastive_model.TEMPLATES)
-    warn_of_cut(captions.texts(), initial.tokenizer, context - sum(map(len, initial.tokenizer.frame)))
+    warn_of_long(captions.texts(), initial.tokenizer, context - sum(map(len, initial.tokenizer.frame)))
     held = read_named(d.val, d.classes, None, d.columns, d.trust) if d.val else None
     few = read_named(d.val, d.classes, d.count, d.columns, d.trust) if d.val else None
     templates = {"templates": initial.card.get("templates", contrastive_model.ZERO_SHOT)}

@@ -1,5 +1,6 @@
 """Fine-tuning on speech: a Conformer recognizer, and a model in Whisper's format."""
 
+import logging
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -18,11 +19,12 @@ from multimodal.tasks.evaluate.scores import word_errors
 from multimodal.tasks.evaluate.speech import whisper_windows
 from multimodal.tasks.evaluate.speech.decoders import ErrorRates
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
-from multimodal.train import log
 from multimodal.train.objectives import augment_speech, multitask
 from multimodal.train.objectives.finetune.job import FinetuningData, FinetuningJob
 from multimodal.train.objectives.recognizer import Recognition, check_features, most_ids, warn_of_short
 from multimodal.weights.folder import Checkpoint
+
+log = logging.getLogger(__name__)
 
 
 def recognize(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) -> FinetuningJob:
