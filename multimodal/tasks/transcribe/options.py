@@ -34,7 +34,7 @@ def _path(value: Any) -> Any:
 
 def _language(value: Any) -> str:
     if value == "auto":  # whisper.cpp's
-        raise UsageError("must be a code or English name, or None to have it detected (got 'auto')")
+        raise UsageError("must be a code or English name; left out, it is detected (got 'auto')")
     return language_code(_string(value))
 
 

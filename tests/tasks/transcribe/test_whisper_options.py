@@ -64,7 +64,7 @@ def test_values_are_read_from_texts_lists_and_whole_numbers():
         ({"best_of": True}, "best_of"),
         ({"task": "summarize"}, "summarize"),
         ({"language": "klingon"}, "^language 'klingon' is not one of Whisper's 100"),
-        ({"language": "auto"}, "None to have it detected"),
+        ({"language": "auto"}, "left out, it is detected"),
         ({"languages": []}, "languages needs at least one"),
         ({"language": "en", "languages": "de,fr"}, "language 'en' is not one of"),
         ({"language": "en", "multilingual": True}, "multilingual"),
