@@ -45,6 +45,7 @@ from tests.helpers import tiny
 from tests.helpers.byte_models import byte_model
 from tests.helpers.data.captions import written
 from tests.helpers.data.letters import Letters
+from tests.helpers.spread import spread
 from tests.helpers.tiny_whisper import sound, tiny_hybrid
 
 LABELS = ["a dog", "a cat", "a bird"]
@@ -129,13 +130,14 @@ def types_of(call: str) -> list[str]:
 
 
 def changes() -> list[Any]:
-    """Calls with number formats and edits; all edits by all calls with `-m slow`."""
+    """Calls with number formats and edits; all edits by all calls, and Whisper's other formats, with `-m slow`."""
     cases = []
     for number, call in enumerate(CALLS):
         for kind in types_of(call):
             several = kind == "auto" and CALLS[call][0] != "whisper"
             edits = [EDITS[0], EDITS[1 + number % 4]] if several else EDITS[:1]
-            cases.append(pytest.param(call, kind, edits, marks=pytest.mark.ci))
+            whisper = CALLS[call][0] == "whisper" and kind != "auto"  # seconds
+            cases.append(pytest.param(call, kind, edits, marks=pytest.mark.slow if whisper else pytest.mark.ci))
             if several:
                 cases.append(pytest.param(call, kind, EDITS, marks=pytest.mark.slow))
     return cases
@@ -159,11 +161,10 @@ def test_a_call_sees_every_change_of_the_weights(call: str, kind: str, edits: li
 
 SEVERAL = ["clip-softmax", "vit-layer-scale", "speech-to-text", "joint", "captioner", "coca", "text-llama",
            "text-encoder", "text-to-text"]  # fmt: skip
+ALL_KINDS = [(name, kind) for name in SEVERAL for kind in ("auto", "bfloat16", "int8")]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("kind", ["auto", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize(("name", "kind"), spread(ALL_KINDS, 2, pytest.mark.slow, pytest.mark.ci))
 @torch.no_grad()
 def test_a_prepared_model_owns_its_weights(name: str, kind: str):
     original = tiny.made(name)

@@ -14,6 +14,7 @@ from multimodal.weights.folder import build
 from multimodal.weights.text import bart, bert_hf, gpt2, llama, m2m100, switch, t5
 from multimodal.weights.text.encoders import albert, distilbert, electra, roberta
 from tests.helpers.counting import count, undrawn
+from tests.helpers.spread import spread
 
 
 def _gpt(width: int, layers: int, heads: int, positions: int = 1024) -> tuple[Any, ...]:
@@ -116,8 +117,7 @@ def parameters(name: str) -> int:
     return count(build(EncoderDecoder if hasattr(config, "decoder") else TextTransformer, config))
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", spread(REFERENCES, 3, pytest.mark.slow, pytest.mark.ci))
 def test_a_size_is_what_its_family_reads_from_the_librarys_own(name):
     import transformers
 

@@ -11,6 +11,7 @@ import torch
 from multimodal.tokens.audio.damage import LOST, DamagedSpan, DecoderClock
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio, stream_audio
 from tests.helpers.data.audio_files import LOSSY, chirp, encode, refused, wav
+from tests.helpers.spread import spread
 
 
 def sweep(rate: int, seconds: float) -> np.ndarray:
@@ -36,8 +37,7 @@ BROKEN = [("flac", "flac", 44100, "noise"), ("mpegts", "aac", 48000, "noise"), (
           ("ogg", "libopus", 48000, "zeros"), *[(*kind, "noise") for kind in LOSSY]]  # fmt: skip
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("form", "codec", "rate", "by"), BROKEN)
+@pytest.mark.parametrize(("form", "codec", "rate", "by"), spread(BROKEN, 2, pytest.mark.slow, pytest.mark.ci))
 def test_sound_after_damage_keeps_its_time(form, codec, rate, by):
     """Overwritten in two places, of which webm loses whole clusters of up to 5 s."""
     file = encode(sweep(rate, 24), rate, form, codec)

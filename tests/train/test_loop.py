@@ -18,6 +18,7 @@ from multimodal.train.device import moved
 from multimodal.train.optim import OptimSettings
 from multimodal.train.signals import Stopped
 from tests.helpers import tiny_run
+from tests.helpers.spread import spread
 
 STEPS = 8  # two epochs of three batches, and two batches
 
@@ -58,9 +59,12 @@ def unbroken(tmp_path_factory):
 POINTS = [(1,), (2,), (3,), (4,), (5,), (6,), (7,), (1, 2), (4, 5), (2, 4, 6)]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
-    ("points", "workers"), [*((points, 0) for points in POINTS), ((2,), 2), ((3,), 2), ((4, 5), 2)], ids=str
+    ("points", "workers"),
+    spread(
+        [*((points, 0) for points in POINTS), ((4, 5), 2), ((2,), 2), ((3,), 2)], 2, pytest.mark.slow, pytest.mark.ci
+    ),
+    ids=str,
 )
 def test_a_resumed_run_is_the_unbroken_one(tmp_path, unbroken, points, workers):
     for number, point in enumerate(points):

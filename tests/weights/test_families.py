@@ -10,22 +10,25 @@ from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import families, recognize
 from tests.helpers.references import any_to_text, decoders, encoders, seq2seq, speech, vision
 from tests.helpers.references.captions import CAPTIONERS
+from tests.helpers.spread import spread
 
 NAMES = {any_to_text: any_to_text.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
          speech: speech.CASES, vision: [*vision.CASES, *CAPTIONERS]}  # fmt: skip
 CASES = [pytest.param(module, name, id=name) for module, names in NAMES.items() for name in names]
-every_case = pytest.mark.parametrize(("references", "name"), CASES)
 FIRST = {case.id.partition(",")[0]: case.id for case in reversed(CASES)}.values()  # of "BERT", "BERT, masked" and such
-FIRSTS = [pytest.param(*case.values, id=case.id, marks=pytest.mark.ci if case.id in FIRST else pytest.mark.slow)
+FIRSTS = [case if case.id in FIRST else pytest.param(*case.values, id=case.id, marks=pytest.mark.slow)
           for case in CASES]  # fmt: skip
+
+
+def first_cases(every: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("references", "name"), spread(FIRSTS, every, pytest.mark.slow, pytest.mark.ci))
 
 
 def family_of(made):
     return families()[made.family] if isinstance(made.family, str) else made.family
 
 
-@pytest.mark.ci
-@every_case
+@first_cases(1)
 def test_a_file_is_recognized_as_its_family_alone_and_exported_exactly(references, name, tmp_path):
     made = references.case(name)
     family = family_of(made)
@@ -41,7 +44,7 @@ def test_a_file_is_recognized_as_its_family_alone_and_exported_exactly(reference
     assert all(exported[key].shape == value.shape and exported[key].equal(value) for key, value in expected.items())
 
 
-@pytest.mark.parametrize(("references", "name"), FIRSTS)
+@first_cases(3)
 def test_missing_extra_misshapen_and_infinite_tensors_are_named(references, name):
     made = references.case(name)
     tensors, family = made.tensors, family_of(made)

@@ -14,6 +14,7 @@ from multimodal.weights.vision import clip_openai
 from tests.helpers.parity import record
 from tests.helpers.references.captions import CAPTIONERS
 from tests.helpers.references.vision import CASES, CONTEXT, VOCABULARY, case, load, random_images
+from tests.helpers.spread import spread
 
 TOLERANCE = 1e-5
 ALL = {**CASES, **CAPTIONERS}
@@ -71,8 +72,7 @@ def test_outputs_equal_the_reference(name):
     assert max(actual.values()) <= TOLERANCE, actual
 
 
-@pytest.mark.ci
-@every_case
+@pytest.mark.parametrize("name", spread(ALL, 3, pytest.mark.slow, pytest.mark.ci))
 def test_a_corrupted_tensor_fails_the_comparison(name):
     made = case(name)
     names = [n for n in made.tensors if not n.endswith(UNSEEN)]

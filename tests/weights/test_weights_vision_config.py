@@ -47,7 +47,10 @@ FAMILIES = {
     "open_clip-timm-stem": ["MobileCLIP-B"],
     "open_clip-timm-fastvit": ["MobileCLIP2-S0", "MobileCLIP-S1", "MobileCLIP-S2", "MobileCLIP2-S3", "MobileCLIP2-S4"],
 }  # fmt: skip
-LARGE = {"RN50x4", "RN50x16", "convnext_large_d_320", "MobileCLIP-S1", "MobileCLIP2-S3"}  # with a sister of the kind
+LARGE = {  # with a sister of the kind
+    "RN50x4", "RN50x16", "RN50x64", "convnext_large_d_320", "convnext_xxlarge", "MobileCLIP-S1", "MobileCLIP-S2",
+    "MobileCLIP2-S3", "MobileCLIP2-S4", "MobileCLIP2-L-14", "ViT-gopt-16-SigLIP2-256", "ViT-bigG-14",
+}  # fmt: skip
 CUSTOM = ("ViT-SO400M-16-SigLIP-i18n-256", "ViT-gopt-16-SigLIP2-256", "PE-Core-T-16-384", "EVA02-B-16", "Mobile")
 
 

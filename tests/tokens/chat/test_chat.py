@@ -17,6 +17,7 @@ from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import MARK
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from tests.helpers.references.hub import llama_pieces
+from tests.helpers.spread import spread
 
 TEMPLATE = (
     "{{ bos_token }}{{ 'Read: ' if documents is not none }}"
@@ -248,7 +249,8 @@ QUICK = [(*case, 4) for case in [*PLAIN, *BOUNDED, *LONG]]  # with bounds of a s
 
 
 @pytest.mark.parametrize(
-    ("template", "cause", "shift"), [*QUICK, *(pytest.param(*case, 0, marks=pytest.mark.ci) for case in BOUNDED)]
+    ("template", "cause", "shift"),
+    [*QUICK, *spread([(*case, 0) for case in BOUNDED], 3, pytest.mark.slow, pytest.mark.ci)],
 )
 def test_a_hostile_template_is_one_line(template, cause, shift, monkeypatch):
     monkeypatch.setattr(budget, "MOST_SECONDS", 200.0)  # slow or busy processors would meet it before the other bounds

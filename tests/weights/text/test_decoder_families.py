@@ -16,11 +16,13 @@ from multimodal.weights.load import families, recognize
 from tests.helpers.parity import idle, record
 from tests.helpers.references.causal import CASES, CONTEXT, VOCABULARY, case
 from tests.helpers.references.released import RELEASED
+from tests.helpers.spread import spread
 
 TOLERANCE = 1e-5
 BATCH, LENGTH = 3, 11
 PADDED = (0, 3, 5)  # of each row
 every_case = pytest.mark.parametrize("name", CASES)
+some_cases = pytest.mark.parametrize("name", spread(CASES, 3, pytest.mark.slow, pytest.mark.ci))
 
 
 def load(name: str, tensors: dict[str, Tensor] | None = None) -> TextTransformer:
@@ -90,8 +92,7 @@ def test_padded_and_cached_logits_equal_the_reference(name):
         assert (once[row, gone:] - expected).abs().max() <= TOLERANCE
 
 
-@pytest.mark.ci
-@every_case
+@some_cases
 @torch.no_grad()
 def test_a_file_is_recognized_with_and_without_its_head_and_exported_exactly(name):
     made = case(name)
@@ -111,8 +112,7 @@ def test_a_file_is_recognized_with_and_without_its_head_and_exported_exactly(nam
     assert other.export(model).keys() == bare.keys()
 
 
-@pytest.mark.ci
-@every_case
+@some_cases
 @torch.no_grad()
 def test_prepared_copies_take_the_family(name):
     """float32 decodes the same, int8 nearly."""
@@ -131,8 +131,7 @@ def family_of(config: dict) -> Family:
     return families()[{"qwen2": "llama-hf", "llama": "llama-hf", "mistral": "llama-hf"}.get(kind, kind)]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", spread(RELEASED, 3, pytest.mark.slow, pytest.mark.ci))
 def test_released_configurations_build_models_of_their_size(name):
     config, count = RELEASED[name]
     family = family_of(config)

@@ -12,6 +12,7 @@ from multimodal.train.losses import detection_loss, token_loss
 from multimodal.weights.load import families, recognize
 from tests.helpers.parity import record
 from tests.helpers.references.encoders import CASES, CONTEXT, PAD, VOCABULARY, case, outputs
+from tests.helpers.spread import spread
 
 TOLERANCE = 1e-5
 LENGTHS = (9, 4, CONTEXT)
@@ -97,8 +98,7 @@ def test_left_padding_needs_places_and_then_equals_the_reference(name):
     assert max(token_wise.values()) <= TOLERANCE, token_wise
 
 
-@pytest.mark.ci
-@every_case
+@pytest.mark.parametrize("name", spread(CASES, 3, pytest.mark.slow, pytest.mark.ci))
 def test_a_corrupted_tensor_fails_the_comparison(name):
     noise = torch.Generator().manual_seed(1)
     tensors = {key: value for key, value in case(name).tensors.items() if not key.endswith(TWINS)}

@@ -19,6 +19,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from tests.helpers.parity import record
 from tests.helpers.references.seq2seq import CASES, CONTEXT, VOCABULARY, WITH_HEAD, case
+from tests.helpers.spread import spread
 from tests.helpers.tiny import randomized
 
 TOLERANCE = 1e-5
@@ -113,8 +114,7 @@ def test_as_many_numbers_are_trained_as_in_the_reference(name):
     assert counts[0] == counts[1]
 
 
-@pytest.mark.ci
-@every_case
+@pytest.mark.parametrize("name", spread(CASES, 3, pytest.mark.slow, pytest.mark.ci))
 def test_a_corrupted_tensor_fails_the_comparison(name):
     made = case(name)
     names = [n for n in made.tensors if not n.endswith(UNSEEN)]

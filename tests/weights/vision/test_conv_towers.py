@@ -11,9 +11,11 @@ from multimodal.weights.load import recognize
 from tests.helpers.data.vits.towers import CASES, reference, small, tensors
 from tests.helpers.parity import idle, record
 from tests.helpers.references.vision import CONTEXT, VOCABULARY, random_images
+from tests.helpers.spread import spread
 
 TOLERANCE = 1e-5
 every_case = pytest.mark.parametrize("name", CASES)
+some_cases = pytest.mark.parametrize("name", spread(CASES, 2, pytest.mark.slow, pytest.mark.ci))
 
 
 def load(name: str, held: dict[str, Tensor] | None = None) -> nn.Module:
@@ -64,8 +66,7 @@ def test_all_outputs_equal_the_references_and_depend_on_every_tensor(name):
         tensor.copy_(kept)
 
 
-@pytest.mark.ci
-@every_case
+@some_cases
 @torch.no_grad()
 def test_a_file_is_recognized_and_exported_exactly(name, tmp_path):
     held, config = tensors(name), reference(name)[1]
@@ -82,8 +83,7 @@ def test_a_file_is_recognized_and_exported_exactly(name, tmp_path):
         load(name, held)
 
 
-@pytest.mark.ci
-@every_case
+@some_cases
 @torch.no_grad()
 def test_an_image_in_a_batch_and_in_a_prepared_copy_equals_itself_alone(name):
     model, pixels = load(name), images(name)

@@ -14,9 +14,11 @@ from multimodal.weights.load import families, recognize
 from tests.helpers.data.vits.cases import CASES, TIMM, case
 from tests.helpers.data.vits.released import RELEASED
 from tests.helpers.parity import idle, record
+from tests.helpers.spread import spread
 
 TOLERANCE = 1e-5
 every_case = pytest.mark.parametrize("name", [*CASES, *TIMM])
+some_cases = pytest.mark.parametrize("name", spread([*CASES, *TIMM], 3, pytest.mark.slow, pytest.mark.ci))
 every_case_of_transformers = pytest.mark.parametrize("name", CASES)
 
 
@@ -90,8 +92,7 @@ def test_beit_without_its_pooler_gives_the_mean_of_the_patches():
         load("BEiT", {name: tensor for name, tensor in made.tensors.items() if "pooler" not in name})
 
 
-@pytest.mark.ci
-@every_case
+@some_cases
 @torch.no_grad()
 def test_a_file_is_recognized_and_exported_exactly(name, tmp_path):
     made = case(name)
@@ -106,8 +107,7 @@ def test_a_file_is_recognized_and_exported_exactly(name, tmp_path):
     assert all(exported[key].equal(value) for key, value in kept.items())
 
 
-@pytest.mark.ci
-@every_case
+@some_cases
 @torch.no_grad()
 def test_an_image_in_a_batch_and_in_a_prepared_copy_equals_itself_alone(name):
     model = load(name)
