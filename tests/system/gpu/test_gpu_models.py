@@ -10,13 +10,14 @@ from multimodal.errors import UsageError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
+from tests.system.gpu.conftest import on_devices
 
 PREPARED = ["clip-softmax", "vit-token", "vit-map", "text-encoder", "text-to-text", "speech-to-text", "joint",
             "captioner", "any"]  # fmt: skip
 NEAR = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 
 
-@pytest.mark.parametrize("name", tiny.ALL)
+@on_devices("name", tiny.ALL, list(tiny.ALL)[::3])
 def test_outputs_and_gradients_are_those_of_a_cpu(name: str, device: str):
     model = tiny.made(name)
     other = copy.deepcopy(model).to(device)

@@ -19,6 +19,7 @@ from tests.recipes.test_recipes_any import data as questions  # noqa: F401
 from tests.recipes.test_recipes_any import flags as asking
 from tests.recipes.test_recipes_data import RECIPES as MEDIA
 from tests.recipes.test_recipes_data import dataset
+from tests.system.gpu.conftest import on_devices
 
 SAID = {
     "en": ["a dog runs", "a cat sleeps here now", "two birds sing", "one fish swims"],
@@ -93,7 +94,7 @@ def train(recipe, flags: list[str], folder: Path, *more: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("undropped")
-@pytest.mark.parametrize("name", EVERY)
+@on_devices("name", EVERY, ["train_lm", "train_seq2seq", "whisper", "clip", "train_any"])
 def test_steps_have_the_losses_of_a_cpu_and_go_on(name: str, device: str, command, texts: Path):
     recipe, flags = command(name)
     flags += UNDRAWN.get(name, [])

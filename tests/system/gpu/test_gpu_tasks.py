@@ -13,6 +13,7 @@ from PIL import Image
 import multimodal
 from multimodal.system.assets import asset
 from tests.helpers.commands import run
+from tests.system.gpu.conftest import on_devices
 
 SPEECH, GERMAN = asset("sample", "speech.flac"), asset("sample", "german.flac")
 LABELS = ["a dog", "a lighthouse", "a school bus", "a banana"]
@@ -33,6 +34,10 @@ TEXTS: dict[str, Callable[..., Any]] = {
     "ask about speech": lambda **more: multimodal.ask("Which language is spoken?", SPEECH, **more),
 }  # fmt: skip
 
+RECOGNIZERS = {
+    "asr-conformer-en": ("--compute_type", "float32"), "whisper-mini": ("--language", "de", "--whole_recordings"),
+}  # fmt: skip
+
 
 def photographs() -> list[Image.Image]:
     random = np.random.default_rng(0)
@@ -45,12 +50,12 @@ def on_a_cpu(name: str) -> Any:
     return TEXTS[name](device="cpu", compute_type="float32")
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@on_devices("name", TEXTS, ["transcribe by Whisper", "caption", "translate", "generate by penalties"])
 def test_texts_are_those_of_a_cpu(name: str, device: str):
     assert TEXTS[name](device=device, compute_type="float32") == on_a_cpu(name)
 
 
-@pytest.mark.parametrize("name", ["transcribe", "transcribe by Whisper", "translate"])
+@on_devices("name", ["transcribe", "transcribe by Whisper", "translate"], ["translate"])
 def test_texts_in_the_usual_type_are_nearly_those(name: str, device: str):
     (found, expected) = (made if isinstance(made, str) else " ".join(made) for made in
                          (TEXTS[name](device=device), on_a_cpu(name)))  # fmt: skip
@@ -80,21 +85,15 @@ def test_scores_and_vectors_are_those_of_a_cpu(kind: str, near: float, device: s
     np.testing.assert_allclose(made(device, kind), made("cpu", "float32"), atol=near, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [("asr-conformer-en", "--compute_type", "float32"), ("whisper-mini", "--language", "de", "--whole_recordings")],
-)
-def test_error_rates_are_those_of_a_cpu(
-    model: tuple[str, ...], capsys: pytest.CaptureFixture, tmp_path: Path, device: str
-):
+@on_devices("model", RECOGNIZERS, ["whisper-mini"])
+def test_error_rates_are_those_of_a_cpu(model: str, capsys: pytest.CaptureFixture, tmp_path: Path, device: str):
     manifest = tmp_path / "rows.jsonl"
     manifest.write_text("".join(json.dumps({"audio_filepath": str(path), "text": "Ein Haus am See"}) + "\n"
                                 for path in (SPEECH, GERMAN)))  # fmt: skip
     rates = []
     for on in ("cpu", device):
-        code, out, err = run(
-            capsys, "evaluate", "asr", manifest, "--model", *model, "--format", "json", "--trust_paths", "--device", on
-        )
+        code, out, err = run(capsys, "evaluate", "asr", manifest, "--model", model, *RECOGNIZERS[model], "--format",
+                             "json", "--trust_paths", "--device", on)  # fmt: skip
         assert code == 0, err
         found = json.loads(out)
         found = next(iter(found.get("sets", {"": found}).values()))
