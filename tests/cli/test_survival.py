@@ -10,6 +10,7 @@ import pytest
 from multimodal.tasks.retrieve.index import open_index
 from tests.helpers.commands import one_line, run
 from tests.helpers.folders import every_kind, files_of_at_most, write_image
+from tests.helpers.spread import thin
 
 COUNT = 24
 COMMANDS = {
@@ -43,8 +44,7 @@ def content(output: Path) -> object:
     return len(open_index(path)) if path.name == "index" else path.read_bytes()
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", spread(COMMANDS, 2, pytest.mark.slow, pytest.mark.ci))
 def test_a_full_disk_loses_nothing(name, place, tmp_path, capfd):
     whole, output = tmp_path / "whole", tmp_path / "output"
     for folder in (whole, output):
@@ -59,6 +59,7 @@ def test_a_full_disk_loses_nothing(name, place, tmp_path, capfd):
     assert content(output) == content(whole)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["classify", "caption", "index"])
 def test_a_second_process_is_refused_in_one_line(name, place, tmp_path, capfd):
     command = call(name, place, tmp_path)

@@ -2,7 +2,7 @@
 
 A block marked ```sh is run; ```sh download needs a checkpoint that is not here. Commands and recipes run in this
 process, since starting one for each would take minutes; with `-m slow` the README's recipe runs as in a shell, too,
-and the exports write whole graphs.
+the exports write whole graphs, and what takes seconds and the README or a test of recipes does in the small runs.
 """
 
 import io
@@ -24,6 +24,7 @@ from multimodal.export import onnx
 from multimodal.train.recipe_cli import start
 from tests.helpers.data.video_files import video
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import thin
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.M | re.S)
@@ -39,6 +40,9 @@ PYTHON = {
     for page in PAGES
     for number, text in enumerate(PYTHON_BLOCK.findall(page.read_text(encoding="utf-8")), 1)
 }
+LONG = {"own_audio_and_text.md-2", "own_audio_and_text.md-3", "own_images.md-2", "own_images.md-4", "own_images.md-5",
+        "speech.md-1", "speech.md-2", "text.md-2", "vision.md-2", "vision.md-3", "vision.md-4", "vision.md-5",
+        "vision.md-7"}  # fmt: skip
 COLOURS = {"dog": (150, 90, 40), "cat": (90, 90, 120)}
 
 
@@ -137,7 +141,7 @@ def graphs(request, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("blank_figures", "graphs")  # drawing has tests of its own
 @pytest.mark.parametrize(("name", "graphs"), [
-    *(pytest.param(name, "blank", marks=pytest.mark.ci) for name in BLOCKS),
+    *(pytest.param(name, "blank", marks=pytest.mark.slow if name in LONG else pytest.mark.ci) for name in BLOCKS),
     *(pytest.param(name, "whole", marks=pytest.mark.slow) for name, text in BLOCKS.items() if "--to onnx" in text),
 ], indirect=["graphs"])  # fmt: skip
 def test_the_commands_of_the_pages_run(name, place, monkeypatch, capsysbinary, load_recipe):
@@ -153,6 +157,16 @@ def test_the_commands_of_the_pages_run(name, place, monkeypatch, capsysbinary, l
         with pytest.raises(SystemExit) as end:
             main.main(words[1:])
         assert end.value.code == 0, (words, capsysbinary.readouterr().err.decode())
+
+
+@pytest.mark.ci
+def test_the_long_blocks_are_there_and_their_flags_are_known():
+    command, run = main.parser(), []
+    for words in [words for name in LONG for words in commands(BLOCKS[name])]:
+        words = words[3:-2] if words[0] == "cat" else words
+        if words[0] == "multimodal":
+            run.append(command.parse_args(words[1:]))
+    assert len(run) > len(LONG)
 
 
 @pytest.mark.slow
@@ -175,6 +189,7 @@ def test_the_readme_is_short():
 
 
 @pytest.mark.filterwarnings("ignore:<samples>. silent")
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_python_of_the_pages_runs(name, place):
     exec(compile(PYTHON[name], name, "exec"), {})

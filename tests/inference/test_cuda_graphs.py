@@ -21,6 +21,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper import decode
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import whispers
 
 # openai-whisper leaves its vocabulary file open
@@ -126,7 +127,9 @@ def compare(model, name, rows, device="cpu", tolerance=1e-5, masked=True, limits
     return len(logits[1]) - 1, {len(one) for one in logits[1]}, found
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", SEARCHES)
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("heard", [False, True])
 def test_static_steps_find_what_dynamic_ones_find(name, heard):
     model, ended = decoder(heard), 0
@@ -140,7 +143,9 @@ def test_static_steps_find_what_dynamic_ones_find(name, heard):
     assert ended > 1
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", SEARCHES)
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("heard", [False, True])
 def test_replayed_operations_find_what_dynamic_steps_find(name, heard, replaying):
     model = decoder(heard)
@@ -205,6 +210,7 @@ def test_what_a_batch_leaves_behind_does_not_reach_the_next():
     assert len(model.slots) == 1
 
 
+@pytest.mark.ci
 def test_a_decoder_keeps_a_few_slots_and_nothing_keeps_the_decoder():
     model = decoder()
     for rows in range(1, 7):
@@ -253,12 +259,11 @@ RULES = [
     [processors.Penalties(0.5, 2.0, ((5, 1.5),)).processor(3), processors.no_repeat_ngram(1)],
     [],
 ]
+CASES_OF_RULES = [(padded, name) for padded in (False, True) for name in SEARCHES]
 FREE = [[processors.suppress([1]), lambda ids, logits: logits], [processors.suppress_first([2], 4)]]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("padded", "name"), spread(CASES_OF_RULES, 5, pytest.mark.slow, pytest.mark.ci))
 def test_processors_inside_of_a_replayed_search_are_those_outside(name, padded, replaying):
     """And rows that end; a processor without such a form, or made for another prompt, leaves the search outside."""
     model, ids = decoder(context=40), torch.tensor([[1, 2, 3], [4, 5, 6], [6, 6, 2], [3, 1, 5]])
@@ -283,6 +288,7 @@ def test_processors_inside_of_a_replayed_search_are_those_outside(name, padded, 
         SEARCHES[name](step, ids, cache, eos=-1, max_new=36, processors=[processors.suppress([1])])
 
 
+@pytest.mark.ci
 def test_a_replayed_draw_is_narrowed_and_tempered_as_outside(replaying):
     """A filter of one's own leaves the search outside; other temperatures and filters have graphs of their own."""
     model, ids = decoder(context=40), torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -333,6 +339,7 @@ def test_a_cut_forgets_positions():
     assert (step(torch.tensor([[4]]), cache) - last).abs().max() < 1e-6
 
 
+@pytest.mark.ci
 def test_greedy_decoding_asks_the_device_for_nothing_before_the_pause():
     """On the meta device each look at a value is an error, as it is a wait on an accelerator."""
     model, seen = decoder(context=40, to="meta"), []
@@ -344,6 +351,7 @@ def test_greedy_decoding_asks_the_device_for_nothing_before_the_pause():
     assert len(seen) == sampling.CHECK_EVERY
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("temperature", "beam_size"), [(0.0, None), (0.8, None), (0.0, 3)])
 def test_whisper_windows_are_decoded_alike_after_long_and_short_texts(temperature, beam_size, request):
     _, checkpoint = whispers()

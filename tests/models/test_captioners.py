@@ -16,6 +16,7 @@ from multimodal.weights.vision.open_clip import open_clip_architecture
 from tests.helpers.counting import undrawn
 from tests.helpers.references.captions import BOS, CAPTIONERS, EOS
 from tests.helpers.references.vision import CONTEXT, VOCABULARY, VisionCase, case, load, random_images
+from tests.helpers.spread import thin
 
 every_captioner = pytest.mark.parametrize("name", CAPTIONERS)
 
@@ -36,6 +37,7 @@ def generated(made: VisionCase, images: torch.Tensor, prompt: torch.Tensor, most
 
 
 @every_captioner
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("prompt", [[BOS], [BOS, 7, 12]])
 @torch.inference_mode()
 def test_greedy_captions_equal_the_reference(name, prompt):
@@ -95,8 +97,7 @@ def test_saved_in_our_folder_it_is_the_same_to_the_bit(name, tmp_path):
     assert all(torch.equal(exported[key], value) for key, value in made.tensors.items())
 
 
-@pytest.mark.ci
-@every_captioner
+@pytest.mark.parametrize("name", spread(CAPTIONERS, 3, pytest.mark.slow, pytest.mark.ci))
 @torch.inference_mode()
 def test_made_for_inference_it_writes_the_same(name):
     made, model = case(name), load(name)
@@ -153,6 +154,7 @@ def test_a_padded_text_has_the_logits_that_it_has_alone(name):
     assert (together[1] - model(images[1:], ids[1:])[0]).abs().max() < 1e-5
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("architecture", ["coca_ViT-B-32", "coca_ViT-L-14", "coca_base"])
 def test_open_clips_own_architectures_have_these_names_and_shapes(architecture):
     from open_clip.coca_model import CoCa as Reference

@@ -12,6 +12,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
+from tests.helpers.spread import spread
 from tests.helpers.tiny_run import assert_same_states
 
 PLACES, VERBS, NAMES = ("vienna", "york", "paris", "oslo"), ("left", "saw"), ("ann", "bob", "eve")
@@ -57,8 +58,10 @@ def run(recipe, home, task, name, **changes):
     return figures[f"from {home / 'encoder'}"]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("task", "figure"), [("tagging", "f1"), ("qa", "exact"), ("choice", "accuracy")])
+TASKS = [("tagging", "f1"), ("qa", "exact"), ("choice", "accuracy")]
+
+
+@pytest.mark.parametrize(("task", "figure"), spread(TASKS, 3, pytest.mark.slow, pytest.mark.ci))
 def test_a_head_is_learned_measured_and_used(home, load_recipe, capsys, task, figure):
     figures = run(load_recipe("finetune_text"), home, task, task)
     assert figures[figure] > 0.9
@@ -88,7 +91,7 @@ def test_a_head_is_learned_measured_and_used(home, load_recipe, capsys, task, fi
         assert results[1]["answers"][0]["score"] > 0.5
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(home, load_recipe):
     recipe = load_recipe("finetune_text")
     for name, changes in (("whole", {}), ("part", {"steps": 3}), ("part", {"resume": True})):

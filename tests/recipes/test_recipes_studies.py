@@ -10,6 +10,7 @@ from multimodal.train.recipe_cli import start
 SMALL = ["--layers", "1", "--heads", "2", "--context", "16", "--batch", "2", "--steps", "2", "--threads", "1"]
 
 
+@pytest.mark.ci
 def test_the_study_of_cleaning_trains_on_each_kind_of_text(load_recipe, tmp_path, capsys, drawn):
     sentence = "The {} of the town {} was built of stone in the year {} . "
     lines = ["".join(sentence.format(a, b, n) for b in "abc") for n in range(100, 130) for a in ("mill", "hall")]
@@ -45,6 +46,7 @@ def test_the_study_of_scaling_fits_a_law_to_each_kind(load_recipe, tmp_path, dra
     assert (tmp_path / "run" / "study.png").stat().st_size > 1000
 
 
+@pytest.mark.ci
 def test_the_study_of_experts_compares_mixtures_of_equal_compute(load_recipe, tmp_path, drawn, capsys):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
     flags = ["--study", "experts", "--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),
@@ -56,7 +58,7 @@ def test_the_study_of_experts_compares_mixtures_of_equal_compute(load_recipe, tm
     assert b"</svg>" in (tmp_path / "run" / "study.svg").read_bytes()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tmp_path, drawn):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
     flags = ["--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),
@@ -83,7 +85,7 @@ def test_the_study_in_context_measures_heads_tasks_and_functions(load_recipe, tm
         assert b"</svg>" in (tmp_path / "run" / f"{name}.svg").read_bytes()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_study_of_translation_compares_models_of_equal_compute_and_of_equal_size(load_recipe, tmp_path, drawn):
     for language, noun in {"en": "the dog {}", "de": "der Hund {}", "fr": "le chien {}", "cs": "pes {}"}.items():
         for part, count in (("train", 20), ("test", 3)):
@@ -118,7 +120,7 @@ def texts(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_killed_study_of_t5_keeps_its_finished_cells(load_recipe, texts, tmp_path, monkeypatch, last_line):
     recipe = load_recipe("study_t5")
     monkeypatch.setattr(recipe, "OBJECTIVES", {name: recipe.OBJECTIVES[name] for name in ("spans", "deshuffle")})
@@ -150,6 +152,7 @@ def test_a_killed_study_of_t5_keeps_its_finished_cells(load_recipe, texts, tmp_p
     assert "| encoder-decoder, shared |" in (tmp_path / "run" / "study.md").read_text()
 
 
+@pytest.mark.ci
 def test_a_study_of_t5_needs_two_labels_and_enough_text(load_recipe, texts, last_line):
     recipe = load_recipe("study_t5")
     assert "too few for 500 steps" in last_line(lambda: start(recipe.main, [*texts, "--steps", "500"]))

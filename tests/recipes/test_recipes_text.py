@@ -28,6 +28,7 @@ from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.references.speech import case
+from tests.helpers.spread import thin
 from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 
@@ -109,6 +110,7 @@ def test_a_resumed_run_equals_an_unbroken_one(recipes, data):
     assert (model.config.segments, model.config.pool, model.config.classes) == (2, "tanh", 2)
 
 
+@pytest.mark.ci
 def test_albert_learns_with_one_block_and_goes_to_transformers(recipes, data):
     from safetensors.torch import load_file
     from transformers import AlbertConfig, AlbertForPreTraining
@@ -130,8 +132,7 @@ def test_albert_learns_with_one_block_and_goes_to_transformers(recipes, data):
         assert torch.allclose(theirs(ids).prediction_logits, mine, atol=1e-5)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("unit", ["spans", "pmi"])
+@pytest.mark.parametrize("unit", spread(["spans", "pmi"], 2, pytest.mark.slow, pytest.mark.ci))
 def test_spans_and_collocations_are_masked_and_their_boundaries_learned(recipes, data, unit):
     options = {"unit": unit, "often": 2, "share": 0.3, "boundary": unit == "spans"}
     figures = mlm(recipes, data, unit, steps=40, rate=1e-2, **options)
@@ -141,6 +142,7 @@ def test_spans_and_collocations_are_masked_and_their_boundaries_learned(recipes,
     assert ("boundary" in rows[0]) == (unit == "spans")
 
 
+@pytest.mark.ci
 def test_electra_leaves_its_discriminator(recipes, data):
     figures = mlm(recipes, data, "electra", objective="electra", steps=25, rate=5e-3)
     assert figures["auc"] > 0.6
@@ -166,6 +168,7 @@ def test_an_encoder_decoder_restores_its_spans(recipes, data):
     assert figures["loss"] > 3
 
 
+@pytest.mark.ci
 def test_a_classifier_learns_its_labels_and_says_them(recipes, data):
     mlm(recipes, data, "mlm", lines=data / "rows.tsv")
     rows = data / "rows.tsv"
@@ -211,8 +214,9 @@ def test_of_a_causal_model_the_last_token_tells():
         assert torch.allclose(found[row], model.classes(states[0, -1]), atol=1e-5)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("target", "figure"), [("y", "rmse"), ("name", "accuracy")])
+@pytest.mark.parametrize(
+    ("target", "figure"), spread([("name", "accuracy"), ("y", "rmse")], 2, pytest.mark.slow, pytest.mark.ci)
+)
 def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, figure):
     table = data / "table.csv"
     figures = run(recipes["table"], data, "table", data=table, target=target, steps=40, batch=16, width=16, layers=1,
@@ -228,6 +232,7 @@ def test_a_table_is_learned_and_its_model_can_be_used(recipes, data, target, fig
     assert made.card["validation"]["step"] in (20, 40, 60)
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("recipe", "flags", "line"),
     [
@@ -272,6 +277,7 @@ def test_what_cannot_be_used_is_said_in_one_line(recipes, data, capsys, monkeypa
     assert line in last
 
 
+@pytest.mark.ci
 def test_a_language_model_of_transcripts_fits_the_beams_of_the_recognizer(load_recipe, tmp_path):
     """Texts of manifests and files, as a recognizer writes them, in its tokens."""
     rows = [json.dumps({"audio_filepath": "a.wav", "text": text}) for text in ("The cat, it's HERE.", "... !", "two")]

@@ -23,6 +23,7 @@ from multimodal.serve.run import ServerProcess, Supervisor, configuration, liste
 from multimodal.weights.folder import save_folder
 from tests.helpers.byte_models import byte_model
 from tests.helpers.commands import run
+from tests.helpers.spread import thin
 from tests.serve.test_faults import children, ready
 
 COMMAND = [sys.executable, "-m", "multimodal", "serve", "--port", "0"]
@@ -39,6 +40,7 @@ def test_settings_that_a_server_does_not_follow_are_named(tmp_path):
     models.stop()
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_signal_while_a_worker_starts_ends_it(monkeypatch, at):
     """The third one takes the place of the second."""
@@ -84,7 +86,7 @@ def test_a_server_without_its_models_ends_with_1(capfd, caplog):
     assert "'nothing': neither a path nor a known model" in told
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_workers_without_their_models_end_with_1():
     command = [*COMMAND, "--models", "nothing", "--workers", "2"]
     made = subprocess.run(command, capture_output=True, text=True, timeout=120)

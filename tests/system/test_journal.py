@@ -97,7 +97,7 @@ def assert_same_files(own, whole, call) -> None:
 
 @pytest.mark.parametrize(
     ("call", "kills"),
-    [pytest.param(name, kills, marks=pytest.mark.ci if kills == 3 and name in ("whisper", "conformer") else slow)
+    [pytest.param(name, kills, marks=pytest.mark.ci if (name, kills) == ("conformer", 3) else slow)
      for name in CASES for kills in (3, 10)],
     indirect=["call"],
 )  # fmt: skip
@@ -149,6 +149,7 @@ def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, tal
     assert part.read_text() == "a note"
 
 
+@pytest.mark.ci
 @some("conformer")
 def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
     (out := tmp_path / "out").mkdir()
@@ -193,6 +194,7 @@ def test_a_name_as_long_as_a_file_system_takes_has_a_journal(models, talk, tmp_p
     assert files(tmp_path / "out").keys() == {f"{long.stem}.txt"}
 
 
+@pytest.mark.ci
 def test_ctrl_c_says_what_was_kept(models, talk, tmp_path):
     program = """
 import threading

@@ -30,6 +30,7 @@ from multimodal.weights.card import check_card
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import spread
 
 ASSETS = ROOT / "assets"
 SHARED = json.loads('{"a": ' + "[" * 60 + "]" * 60 + "}")["a"]  # as deep as JSON may be, nearly
@@ -234,8 +235,10 @@ def test_a_path_that_no_system_takes_is_refused(path, cause):
         path_of(path, UsageError, "here")
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ["clip-softmax", "speech-to-text", "joint", "git", "text-to-text"])
+SOME = ["clip-softmax", "text-to-text", "git", "joint", "speech-to-text"]
+
+
+@pytest.mark.parametrize("name", spread(SOME, 3, pytest.mark.slow, pytest.mark.ci))
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_each_value_of_a_configuration_loads_or_is_refused(name, tmp_path):
     """The tensors hold the sizes to the file: what is left are settings without a tensor."""

@@ -19,6 +19,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from tests.helpers.references.hub import CORPUS, PIPELINES, ROOM, hub_folder, llama_pieces, merges_folder, pipeline
 from tests.helpers.references.texts import noise
+from tests.helpers.spread import thin
 
 every_pipeline = pytest.mark.parametrize("name", PIPELINES)
 MERGED = ("gpt2", "roberta", "bart", "qwen2")
@@ -132,8 +133,7 @@ def test_a_batch_has_the_ends_that_the_folder_puts(tmp_path, name):
         assert tokenizer.batch(["cat " * 100]).ids.shape == (1, 77)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("name", "text"), SOME)
+@pytest.mark.parametrize(("name", "text"), spread(SOME, 4, pytest.mark.slow, pytest.mark.ci))
 def test_long_texts_take_no_quadratic_time(tmp_path, name, text):
     tokenizer = made(tmp_path, name)
     start = time.process_time()
@@ -141,8 +141,7 @@ def test_long_texts_take_no_quadratic_time(tmp_path, name, text):
     assert time.process_time() - start < 1.5
 
 
-@pytest.mark.ci
-@every_pipeline
+@pytest.mark.parametrize("name", spread(PIPELINES, 3, pytest.mark.slow, pytest.mark.ci))
 def test_long_texts_get_the_ids_of_short_ones(tmp_path, name):
     """They take another way through the library."""
     tokenizer = made(tmp_path, name)
@@ -151,6 +150,7 @@ def test_long_texts_get_the_ids_of_short_ones(tmp_path, name):
     assert tokenizer.encode(text) == pipeline(name).encode(text, add_special_tokens=False).ids
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("kind", MERGED)
 def test_gpt2s_two_files_give_transformers_ids(tmp_path, kind):
     from transformers import GPT2Tokenizer, Qwen2Tokenizer, RobertaTokenizer
@@ -264,15 +264,12 @@ def test_a_list_of_pieces_and_scores_is_merged_as_llama2c_does(tmp_path):
         assert time.process_time() - start < 1.5
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        ("[[1, 2]]", "expected a list of pieces"),
-        ('[["a", NaN]]', "NaN is not valid JSON"),
-        ("[", "JSON"),
-        ('[["a", 1]]', "256"),
-    ],
-)
+@pytest.mark.parametrize(("content", "cause"), [
+    ("[[1, 2]]", "expected a list of pieces"),
+    ('[["a", NaN]]', "NaN is not valid JSON"),
+    ("[", "JSON"),
+    ('[["a", 1]]', "256"),
+])  # fmt: skip
 def test_a_damaged_list_of_pieces_is_named(tmp_path, content, cause):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
@@ -384,6 +381,7 @@ def stories(shared_data):
     return load(shared_data / "weights" / "stories260K")
 
 
+@pytest.mark.ci
 def test_a_really_trained_llama_tells_a_story(stories):
     """Interleaved rotation, grouped queries, tied head and its own vocabulary: any fault gives no English."""
     from multimodal.tasks.text.generate import generate

@@ -21,6 +21,7 @@ from tests.helpers.processes import several_cases
 from tests.helpers.processes.programs import LIMIT, started
 from tests.helpers.processes.several import spawn
 from tests.helpers.processes.several_cases import ADAMW
+from tests.helpers.spread import spread
 
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
 
@@ -56,6 +57,7 @@ def same(mine: dict, theirs: dict, since: int = 0) -> None:
         assert_close(torch.tensor(mine["weights"][name]), torch.tensor(weights), **EXACT)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("kind", "micro"), [("softmax", 2), ("sigmoid", 1)])
 def test_two_processes_train_a_clip_as_one_does(tmp_path, kind, micro):
     steps = {"steps": 4, "accumulate": micro}
@@ -105,8 +107,7 @@ def test_two_machines_of_two_processes_train_as_one_and_go_on_as_others(tmp_path
     assert refused[0] == "UsageError: hybrid needs as many processes on each machine (got 3 in all, 2 here)"
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+@pytest.mark.parametrize("reduce", spread(["bfloat16", "float32"], 2, pytest.mark.slow, pytest.mark.ci))
 def test_weights_and_gradients_that_travel_in_bfloat16_train_nearly_the_same(tmp_path, reduce):
     whole = run(2, "half", tmp_path / "1", steps=5)
     shards = run(2, "half", tmp_path / "2", steps=5, shard=True, reduce=reduce)
@@ -114,7 +115,7 @@ def test_weights_and_gradients_that_travel_in_bfloat16_train_nearly_the_same(tmp
     assert shards["losses"] != whole["losses"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_clip_in_shards_trains_as_a_whole_one(tmp_path):
     one, two = (run(n, "clip", tmp_path / str(n), "sigmoid", steps=3, shard=n > 1) for n in (1, 2))
     same(two, one)
@@ -126,6 +127,7 @@ def alone(tmp_path_factory):
     return functools.cache(lambda frozen: run(1, "chats", tmp_path_factory.mktemp("one") / "run", frozen, steps=4))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("frozen", "shard"), [(("image", "audio"), False), (("image", "audio"), True), (("audio",), False)]
 )
@@ -138,6 +140,7 @@ def test_shards_need_frozen_encoders(tmp_path):
     assert ends == ["UsageError: shard needs frozen encoders, since not every batch runs them"] * 2
 
 
+@pytest.mark.ci
 def test_a_full_disk_in_one_process_leaves_no_damaged_state(tmp_path):
     found = spawn(several_cases.full_disk, 2, tmp_path)
     assert all("No space left on device" in each["end"] for each in found), found
@@ -164,6 +167,7 @@ def test_a_signal_to_one_process_stops_all_with_the_state_saved(tmp_path):
     assert [path.name for path in (tmp_path / "states").iterdir()] == ["state-000000003"]
 
 
+@pytest.mark.ci
 def test_an_error_in_one_process_ends_all(tmp_path):
     first, second = spawn(several_cases.trouble, 2, tmp_path, "error")
     assert (first["end"], first["done"]) == ("TrainingError: process 1 ended: image-7.png: broken", 3)
@@ -176,6 +180,7 @@ def test_a_killed_process_ends_the_others(tmp_path):
     assert first["end"].startswith("TrainingError: process 0: another process has ended"), first["end"]
 
 
+@pytest.mark.ci
 def test_what_is_not_finite_in_one_process_changes_nothing_in_any(tmp_path):
     item = shuffled(28, 8, 0)(0)[1][1]  # the second of the second batch is read by the second process
     found = spawn(several_cases.train, 2, "images", tmp_path, {"steps": 3, "nan": (item,)})

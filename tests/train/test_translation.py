@@ -23,6 +23,7 @@ from multimodal.train.objectives.text.translation import (
     translator,
 )
 from multimodal.weights.folder import Checkpoint, load_folder
+from tests.helpers.spread import thin
 from tests.helpers.tiny import randomized
 
 TEXTS = {
@@ -122,7 +123,8 @@ def run(recipe, folder: Path, *flags: str) -> None:
     sizes = ["--width", "16", "--hidden", "32", "--encoder_layers", "1", "--decoder_layers", "1", "--heads", "2"]
     recipe.start(recipe.main, [
         "--train", prefix, "--val", prefix, "--languages", *TEXTS, "--vocabulary", "300", *sizes, "--budget", "128",
-        "--run", str(folder / "run"), "--out", str(folder / "out"), "--judged", "3", "--beams", "2", "--threads", "1",
+        "--run", str(folder / "run"), "--out", str(folder / "out"), "--judged", "1", "--beams", "2", "--threads", "1",
+        "--context", "24",
         *flags,
     ])  # fmt: skip
 
@@ -154,6 +156,7 @@ def test_a_translator_is_trained_further(recipe, tmp_path):
         assert_close(made.model.state_dict()[name], weight, atol=1e-3, rtol=1e-2)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("flags", "says"), [
     (("--init", "whisper-mini"), "--init whisper-mini: expected a model of this recipe, got speech_to_text"),
     (("--init", "translator-mini", "--languages", "en", "it", "--judge", "en-it"), "-mini: has no language it"),

@@ -14,6 +14,7 @@ from benchmarks.suite import command, process, report
 from benchmarks.suite.cases import Candidate, Case, Options
 from benchmarks.suite.driver import Plan
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import thin
 
 PLAN = Plan("cpu", rounds=3, seconds=60, longest=100, pythons={})
 
@@ -73,6 +74,7 @@ def test_a_missing_peer_is_said_and_ours_may_not_fail(tmp_path):
     assert measure(tmp_path, own, failing)[1] == ["ours too: failed: ValueError: no weights here"]
 
 
+@pytest.mark.ci
 def test_without_its_reference_nothing_is_measured(tmp_path):
     own = sleeper("ours", 0.01, [1.0], "multimodal")
     row, wrong = measure(
@@ -82,6 +84,7 @@ def test_without_its_reference_nothing_is_measured(tmp_path):
     assert wrong == ["the reference, peer, gave no output: nothing was measured"]
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="processors are pinned on Linux only")
 def test_workers_have_as_many_processors_as_threads(tmp_path):
     ours = Candidate("ours", "tests.house.benchmarks.fakes:threads", library="multimodal")
@@ -117,7 +120,7 @@ def test_the_memory_of_a_cold_start_is_its_own(tmp_path):
         process.cold(Candidate("ours", command=("/no/program",)), tmp_path, 1)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):
     own, peer = sleeper("ours", 0.01, [1.0], "multimodal"), sleeper("peer", 0.2, [1.0])
     measure(tmp_path, own, peer, series="length", at=1)
@@ -128,7 +131,7 @@ def test_what_would_take_too_long_on_a_curve_is_left_out(tmp_path):
     assert 190 < float(why[1].removeprefix("would take about ").removesuffix(" s")) < 400
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_report_names_the_rows_that_are_behind(tmp_path):
     own, peer = sleeper("ours", 0.2, [1.0], "multimodal"), sleeper("quick peer", 0.1, [1.0])
     row, _ = measure(tmp_path, own, peer, sleeper("other kind", 0.1, [1.0], kind="int8"))
@@ -139,6 +142,7 @@ def test_the_report_names_the_rows_that_are_behind(tmp_path):
     assert "| work | 1 | quick peer |" in report.table([row])
 
 
+@pytest.mark.ci
 def test_a_report_of_rows_without_any_comparison_has_no_figure(tmp_path):
     machine = {"date": "", "commit": "", "processor": "", "processors": 2, "memory GB": 1, "system": "", "Python": "",
                "versions": {}, "ceilings": {}}  # fmt: skip
@@ -149,6 +153,7 @@ def test_a_report_of_rows_without_any_comparison_has_no_figure(tmp_path):
     assert not (tmp_path / "ahead.svg").exists()
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(
     "words",
     [["--jobs", "nonsense"], ["--python", "timm"], ["--python", "timm=/no/python"], ["--threads", "0"],

@@ -12,7 +12,7 @@ from tests.helpers.paths import ROOT
 CEILINGS = {"float32 GFLOP/s": 200.0, "bfloat16 GFLOP/s": 800.0, "int8 GFLOP/s": 1600.0, "read GB/s": 20.0}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_operations_are_those_that_info_counts():
     from multimodal.models.presets import preset
     from multimodal.tasks.inspect.cost import counts
@@ -32,6 +32,7 @@ def test_points_of_a_curve_rise_and_cost_more():
             assert values == sorted(set(values)), (name, value)
 
 
+@pytest.mark.ci
 def test_where_the_reference_is_too_slow_the_others_are_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     own, peer = (Candidate(name, "tests.house.benchmarks.fakes:sleeper", {"seconds": 0.01, "answer": [1.0]}, library)
@@ -61,7 +62,7 @@ def results():
     return {"machine": {"ceilings": {"2": CEILINGS}}, "rows": rows}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_figure_has_every_curve_and_stays_small(results, tmp_path):
     growth_plot.draw(results, tmp_path / "growth.svg")
     text = (tmp_path / "growth.svg").read_text()

@@ -29,6 +29,7 @@ from multimodal.tasks.evaluate.zero_shot import zero_shot_scores
 from multimodal.weights.folder import load_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.data import sets
+from tests.helpers.spread import spread
 
 
 @pytest.fixture
@@ -161,8 +162,9 @@ def test_too_few_images_and_a_record_that_does_not_fit_are_refused():
             from_record(Calibration, good | change, "f").check_labels(3)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("kind", ["temperature", "platt", "platt-per-label"])
+@pytest.mark.parametrize(
+    "kind", spread(["platt-per-label", "temperature", "platt"], 3, pytest.mark.slow, pytest.mark.ci)
+)
 def test_a_calibrated_classifier_is_stored_and_gives_its_scores_later(capsys, models, squares, tmp_path, kind):
     file, image = tmp_path / "c.safetensors", tmp_path / "curve.png"
     code, out, err = run(capsys, "classify", "--calibrate", squares, "--calibration", kind, "-m", models / "clip",

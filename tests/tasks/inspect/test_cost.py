@@ -24,6 +24,7 @@ from multimodal.tasks.inspect.cost import counts, of_config
 from multimodal.train.optim import OptimSettings, optimizers
 from multimodal.weights.folder import KINDS, Checkpoint, save_folder
 from tests.helpers.commands import run as command
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ALL, SPEECH, TEXT_TO_TEXT, TEXTS, VIT, VOCABULARY, made, randomized, text
 
 B, T = 2, 12
@@ -81,9 +82,11 @@ def run(model: nn.Module, name: str, rows: int) -> object:
     return model(*given)
 
 
-# with the matrices of another
-LIKE = {"vit-mean", "vit-registers-mean", "vit-layer-scale", "clip-masked", "text-sinusoidal", "text-rotary",
-        "text-alibi", "text-to-text-apart", "captioner-bert"}  # fmt: skip
+# with the matrices of another, or all of them but one
+LIKE = {"vit-mean", "vit-registers", "vit-registers-mean", "vit-layer-scale", "clip-masked", "clip-sigmoid",
+        "text-sinusoidal", "text-rotary", "text-alibi", "text-window", "text-shaw", "text-to-text-apart",
+        "captioner-bert", "conformer-group", "conformer-rotary", "conformer-chunk", "conformer-batch",
+        "joint-ctc-alone", "text-linear", "any", "any-image", "any-conformer", "transducer"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [
@@ -100,6 +103,7 @@ def test_operations_are_those_that_pytorch_counts(name):
     assert B * sum(part["forward"] for part in said.values()) == known
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("heads", [{"tags": 5}, {"spans": True}, {"projections": (ProjectionConfig(7, "tanh"),)}])
 def test_operations_of_heads(heads):
     (part,) = counts(replace(text(causal=False), **heads), T, B)["flops"].values()
@@ -110,6 +114,7 @@ def test_operations_of_heads(heads):
     assert B * part["forward"] == counter.get_total_flops()
 
 
+@pytest.mark.ci
 def test_of_a_token_and_of_training():
     part = counts(made("text-llama"), length=8)["flops"]["text"]
     assert part["forward_a_token"] == part["forward"] / 8
@@ -122,6 +127,7 @@ def test_of_a_token_and_of_training():
     assert counts(shared, 8)["flops"]["text"]["in_attention"] == 2 * part["in_attention"]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["learned", "llama", "bucket", "shaw"])
 def test_the_cache_is_as_large_as_its_tensors(name):
     model = made(f"text-{name}")
@@ -269,6 +275,7 @@ def test_of_a_paper():
     assert whisper["bfloat16"] == 2 * 2 * 4 * 4 * 384 * (448 + 1500)
 
 
+@pytest.mark.ci
 def test_info_prints_them(capsys, tmp_path, monkeypatch):
     whisper = PRESETS["whisper_tiny"]
     layer = {name: replace(part, stack=replace(part.stack, layers=1)) for name, part in vars(whisper).items()}
@@ -307,6 +314,7 @@ def test_what_cannot_be_counted_is_refused():
             counts(VIT, seconds=seconds)
 
 
+@pytest.mark.ci
 def test_a_recognizer_whose_chunks_are_drawn_in_training_is_counted():
     model = made("conformer-chunk")
     model.config = replace(model.config, dynamic=True)

@@ -11,6 +11,7 @@ from multimodal.tasks.inspect.maps import attention
 from multimodal.tasks.inspect.views import ViewOptions, view
 from multimodal.weights.load import load
 from tests.helpers.commands import run
+from tests.helpers.spread import spread
 from tests.helpers.tiny_checkpoints import checkpoint, source_of
 
 CASES = [
@@ -23,8 +24,7 @@ CASES = [
 DRAWN = {(what, more[:1]): (kind, what, more) for kind, what, more in CASES}.values()  # each view once
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(("kind", "what", "more"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "what", "more"), spread(CASES, 2, pytest.mark.slow, pytest.mark.ci), ids=str)
 def test_every_view_has_its_numbers_and_is_drawn_once(capsys, files, tmp_path, kind, what, more):
     drawn = (kind, what, more) in DRAWN
     sources = [] if what in ("filters", "positions", "induction") else [source_of(files, kind)]

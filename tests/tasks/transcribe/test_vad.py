@@ -15,6 +15,7 @@ from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import vad
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector, VadOptions
 from multimodal.tokens.audio.reading import read_audio
+from tests.helpers.spread import thin
 
 
 def heard(wave, size=10**9):
@@ -40,6 +41,7 @@ def speech():
     return torch.cat([read_audio(asset("sample", name)) for name in ("speech.flac", "german.flac")])
 
 
+@pytest.mark.ci
 def test_probabilities_equal_the_package_s_model(package, speech):
     model, _ = package
     for wave in (speech, noise("white", 3.0, -20, 1), noise("music", 4.0, -10, 2), speech[:700]):
@@ -50,6 +52,7 @@ def test_probabilities_equal_the_package_s_model(package, speech):
     assert heard(speech).max() > 0.9
 
 
+@pytest.mark.ci
 def test_pieces_of_any_size_give_the_same_as_the_whole(speech):
     whole = heard(speech)
     assert len(whole) == -(-len(speech) // FRAME)
@@ -104,6 +107,7 @@ def test_spans_equal_the_package_s_over_random_probabilities(package, seed):
         assert found == [(span["start"], span["end"]) for span in expected], options
 
 
+@pytest.mark.ci
 def test_spans_of_recordings_equal_the_package_s(package, speech, shared_data):
     model, module = package
     chance = random.Random(0)
@@ -214,9 +218,8 @@ SHIPPED = [("asr-conformer-en", {"vad_filter": True}), ("whisper-mini", {"vad_fi
            ("whisper-mini", {"no_speech_threshold": 0.2})]  # fmt: skip
 
 
-@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:<samples>. silent", "ignore:<samples>. very quiet", "ignore:<samples>. clipped")
-@pytest.mark.parametrize(("name", "options"), SHIPPED)
+@pytest.mark.parametrize(("name", "options"), spread(SHIPPED, 2, pytest.mark.slow, pytest.mark.ci))
 def test_the_shipped_models_write_nothing_where_nobody_speaks(name, options):
     model = multimodal.load(name)
     for number, kind in enumerate(KINDS):
@@ -226,6 +229,7 @@ def test_the_shipped_models_write_nothing_where_nobody_speaks(name, options):
         assert [(row["start"], row["end"]) for row in result["skipped"]] == [(0.0, len(wave) / 16000)]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("name", "options"), SHIPPED)
 def test_speech_between_noise_is_still_written(name, options):
     model = multimodal.load(name)

@@ -164,7 +164,7 @@ def test_a_run_learns_to_contrast_and_to_caption(recipe, data, capsys):
     assert load(data / "run-out").card["templates"] == ["{}"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(recipe, data):
     for run, changes in (("whole", {}), ("part", {"steps": 2}), ("part", {"resume": "True"})):
         common = {"steps": 4, "schedule": "wsd", "warmup": 0, "dropout": 0.1, "drop_path": 0.1, "accumulate": 2}

@@ -34,18 +34,17 @@ from tests.helpers.data import wordpieces
 from tests.helpers.paths import ROOT
 from tests.helpers.references import causal, decoders, encoders, seq2seq, translation, vision
 from tests.helpers.references.hub import hub_folder, llama_pieces
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ENCODER, TEXTS
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 
 MODULES = {causal: causal.CASES, decoders: decoders.CASES, encoders: encoders.CASES, seq2seq: seq2seq.CASES,
            vision: vision.CASES}  # fmt: skip
 NAMES = [(module, name) for module, names in MODULES.items() for name in names]
-# one of each family, and heads whose class their tensors do not tell; the others, such as "BERT, masked", with -m slow
+# a third of the families, and of heads whose class their tensors do not tell; the others with -m slow
 HEADS = ("BERT, one class", "BERT, choices", "BERT, next sentence", "MPNet, choices")
-CASES = [
-    pytest.param(module, name, id=name, marks=pytest.mark.slow if "," in name and name not in HEADS else pytest.mark.ci)
-    for module, name in NAMES
-]
+CASES = [pytest.param(module, name, id=name, marks=pytest.mark.slow if "," in name and name not in HEADS else ())
+         for module, name in NAMES]  # fmt: skip
 IDS = torch.tensor([[3, 7, 5, 2], [8, 6, 4, 2]])
 
 
@@ -54,7 +53,7 @@ def family_of(made):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("module", "name"), CASES)
+@pytest.mark.parametrize(("module", "name"), spread(CASES, 3, pytest.mark.slow, pytest.mark.ci))
 def test_transformers_computes_the_same_from_the_folder(module, name, tmp_path):
     import transformers
 
@@ -135,6 +134,7 @@ def test_given_preprocessing_takes_the_place_of_a_folders(tmp_path):
         warnings.filterwarnings("ignore", "preprocessing imagenet: replaces that of")
 
 
+@pytest.mark.ci
 def test_an_export_keeps_our_tokenizer_when_it_is_exported_in_place(tmp_path):
     for model, store in (("translator-mini", "float32"), (tmp_path / "out", "float16")):
         export(model, tmp_path / "out", to="hf", store=store, overwrite=True)
@@ -216,6 +216,7 @@ def test_tokens_keep_their_roles_and_pairs_their_segments(name, model, told, tmp
     assert made("The cat", "a dog").get("token_type_ids") == segments
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("own", [{"max_length": 33, "num_beams": 3}, {"max_new_tokens": 9, "length_penalty": 2.0}])
 def test_the_search_of_a_card_is_that_of_the_folder(own, tmp_path):
     from transformers import GenerationConfig
@@ -264,6 +265,7 @@ def test_what_logits_of_classes_are_for_stays(problem, tmp_path):
     assert (made.problem_type, made.id2label, made.sentence_transformers) == (problem, names, activation)
 
 
+@pytest.mark.ci
 def test_a_shipped_vocabulary_has_the_same_ids_there(tmp_path):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -318,6 +320,7 @@ def test_tokens_added_to_a_sentencepiece_model_are_there(legacy, tmp_path):
         assert ids == ids[:1] * 4
 
 
+@pytest.mark.ci
 def test_a_translator_translates_there_as_the_guide_says(tmp_path, monkeypatch):
     export("translator-mini", tmp_path / "translator-hf", to="hf")
     monkeypatch.chdir(tmp_path)
@@ -349,6 +352,7 @@ def test_m2m100s_languages_are_control_tokens_there(tmp_path):
     assert theirs.decode([2, own.language_ids["fr"], *ids, 2], skip_special_tokens=True) == "the cat sat"
 
 
+@pytest.mark.ci
 def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path):
     save_folder(Checkpoint(checkpoint("shaw").model, BYTES), tmp_path / "model")
     with pytest.raises(UsageError, match="no family of transformers has all of its options"):
@@ -360,6 +364,7 @@ def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.ci
 def test_ctranslate2_holds_a_model_of_ours(tmp_path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     import ctranslate2
@@ -378,17 +383,15 @@ def test_ctranslate2_holds_a_model_of_ours(tmp_path):
     assert texts[0] == texts[1] != ""
 
 
-@pytest.mark.parametrize(
-    ("model", "to", "named"),
-    [
-        ("clip-vit-16", "gguf", "GGUF takes text decoder (got CLIP, which onnx and hf can hold)"),
-        ("clip-vit-16", "ctranslate2", "CTranslate2 takes Whisper or text encoder or text decoder or text-to-text"),
-        ("asr-conformer-en", "hf", "(got speech recognizer with CTC, which onnx can hold)"),
-        ("any-mini", "onnx", "(got model of several inputs)"),
-        ("captioner-mini", "hf", "(got captioner, which onnx can hold)"),
-        ("bert-mini", "gguf", "(got text encoder, which onnx and hf and ctranslate2 can hold)"),
-    ],
-)
+@thin(3, pytest.mark.ci)
+@pytest.mark.parametrize(("model", "to", "named"), [
+    ("clip-vit-16", "gguf", "GGUF takes text decoder (got CLIP, which onnx and hf can hold)"),
+    ("clip-vit-16", "ctranslate2", "CTranslate2 takes Whisper or text encoder or text decoder or text-to-text"),
+    ("asr-conformer-en", "hf", "(got speech recognizer with CTC, which onnx can hold)"),
+    ("any-mini", "onnx", "(got model of several inputs)"),
+    ("captioner-mini", "hf", "(got captioner, which onnx can hold)"),
+    ("bert-mini", "gguf", "(got text encoder, which onnx and hf and ctranslate2 can hold)"),
+])  # fmt: skip
 def test_a_kind_that_a_format_lacks_is_named_with_those_that_hold_it(model, to, named, tmp_path):
     with pytest.raises(UsageError, match=rf"{model}: .*{re.escape(named)}"):
         export(model, tmp_path / "out", to=to)
