@@ -9,6 +9,7 @@ from multimodal.blocks.cache import Cache, WindowCache
 from multimodal.decoding import sampling
 from multimodal.inference import cuda_graphs
 from multimodal.models.text import TextTransformer
+from tests.helpers.spread import thin
 from tests.helpers.tiny import TEXTS, VOCABULARY, made, randomized
 
 TOLERANCE = 2e-6
@@ -29,6 +30,7 @@ def full(model: TextTransformer, start: torch.Tensor | None = None) -> Cache:
 
 
 @pytest.mark.parametrize("start", [None, [0, 5, 2]])
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", WINDOWED)
 @torch.no_grad()
 def test_a_window_cache_equals_the_full_one(name, start):
@@ -82,6 +84,7 @@ def test_a_window_cache_goes_back_only_to_what_it_holds():
 PROMPTS, LIMITS = [[1], [2, 3, 4, 5, 6], [3, 4], [6, 5, 4, 3]], [7, 5, 9, 3]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", [*TEXTS, "learned, windowed"])
 def test_static_steps_of_every_kind_find_what_dynamic_ones_find(name):
     model = made(f"text-{name}") if name in TEXTS else randomized(TextTransformer(WINDOWED["learned"]))
@@ -104,6 +107,7 @@ def test_static_steps_of_every_kind_find_what_dynamic_ones_find(name):
         assert (one - other).abs().max() < TOLERANCE
 
 
+@pytest.mark.ci
 def test_positions_without_a_table_go_on_beyond_the_context():
     """A static step too, as far as its capacity goes."""
     for config in TEXTS.values():

@@ -116,6 +116,7 @@ def test_prepared_copies_equal_transformers(mixtral):
     assert (prepared(ids[:, -1:], cache=cache)[:, -1] - theirs(ids).logits[:, -1]).abs().max() <= 1e-5
 
 
+@pytest.mark.ci
 def test_operations_grow_with_the_experts_of_a_token_alone():
     base = text(tied=True, context=32)
 

@@ -14,6 +14,7 @@ from PIL import Image
 from multimodal.cli.main import main
 from multimodal.cli.vision.classify import split_labels
 from tests.helpers.commands import one_line, run
+from tests.helpers.spread import thin
 
 
 def test_classify_json_lists_every_label_best_first(capsys, models, images):
@@ -47,6 +48,7 @@ def test_labels_that_the_shell_split_at_their_spaces_are_joined(values, labels):
     assert split_labels(values) == labels
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("command", ["classify no.jpg --labels a b", "caption no.jpg", "transcribe no.mp3"])
 def test_a_missing_input_is_named_before_torch_is_imported(command):
     start = "import sys; from multimodal.cli.main import main\ntry: main(sys.argv[1:])\n"
@@ -84,6 +86,7 @@ def test_transcribe_writes_every_format_with_whispers_shape(capsys, models, tone
     assert (tmp_path / "out" / "tone.tsv").read_text().startswith("start\tend\ttext\n")
 
 
+@pytest.mark.ci
 def test_info_models_env(capsys, models):
     code, out, _ = run(capsys, "info", models / "clip", "--format", "json")
     facts = json.loads(out)

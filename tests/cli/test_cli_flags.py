@@ -155,6 +155,7 @@ def test_a_true_flag_alone_leaves_the_file_alone():
     assert (parsed.skip_existing, parsed.audio, parsed.plot) == (False, ["a.wav"], True)
 
 
+@pytest.mark.ci
 def test_library_errors_name_arguments_and_the_command_flags(capsys, models, images):
     with pytest.raises(UsageError, match=r"^threshold must be in \[0, 1\] for softmax scores \(got 2\)$"):
         multimodal.classify(images / "red.png", ["a", "b"], models / "clip", threshold=2.0)
@@ -179,6 +180,7 @@ def texts_of(node: ast.AST) -> str:
     return " ".join(n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
+@pytest.mark.ci
 def test_no_error_or_warning_of_the_library_names_a_flag():
     flag = re.compile(r"(?<![\w-])--\w")
     for path in (ROOT / "multimodal").rglob("*.py"):

@@ -13,6 +13,7 @@ from multimodal.tasks.retrieve.gallery import MOST, gallery
 from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data.index_files import cut, write_image
 from tests.helpers.processes.programs import LIMIT, forked
+from tests.helpers.spread import thin
 
 pytestmark = pytest.mark.filterwarnings("always")  # a warning is a line, as outside of pytest
 
@@ -34,6 +35,7 @@ def made(capsys, models, photos):
     return Path("made")
 
 
+@pytest.mark.ci
 def test_formats_name_each_query_its_kind_and_the_best_first(capsys, made, photos):
     flags = ["search", "a red square", "photos/3.png", "--index", made, "--top", 3, "--format"]
     code, out, err = run(capsys, *flags, "json")
@@ -85,6 +87,7 @@ def test_a_gallery_is_escaped_bounded_and_says_what_is_gone(photos, recwarn):
     assert str(warning.message).startswith("cannot show 1 of 9 images (")
 
 
+@pytest.mark.ci
 def test_the_search_takes_the_model_of_the_index_or_the_same_one_elsewhere(capsys, models, made, tmp_path):
     search = ["search", "red", "--index", made, "--format", "json"]
     plain = run(capsys, *search)
@@ -137,6 +140,7 @@ def test_flags_that_cannot_be_used_are_one_line(capsys, made, flags, code, cause
     assert cause in err
 
 
+@pytest.mark.ci
 def test_index_goes_on_after_broken_files_and_a_missing_folder_drops_nothing(capsys, models, photos):
     (photos / "broken.jpg").write_bytes(b"no image")
     index = ["index", "photos", "nowhere", "-o", "made", "-m", models / "clip"]
@@ -179,6 +183,7 @@ main()
 """
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["SIGKILL", "SIGINT"])
 def test_a_killed_call_is_gone_on_with(capsys, models, photos, kind):
     index = ["index", "photos", "-o", "made", "-m", str(models / "clip"), "--batch_size", "2"]

@@ -93,6 +93,7 @@ def test_progress_has_rate_and_time_left(monkeypatch, capsys):
     assert (clock(59.6), clock(3725)) == ("1:00", "1:02:05")
 
 
+@pytest.mark.ci
 def test_results_go_to_a_file_in_its_format(models, tmp_path, capsys):
     file = tmp_path / "facts.json"
     code, out, err = run(capsys, "info", models / "clip", "--output", file)
@@ -128,6 +129,7 @@ def test_json_lines_may_be_in_a_json_file(capsys):
     assert (code, "absent.png" in err) == (1, True)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("blank_figures")
 def test_figures_and_reports_are_named_when_written(models, tmp_path, capsys):
     figure = tmp_path / "a.png"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from PIL import Image
 
 CASES = """
@@ -61,6 +62,7 @@ for case in json.load(sys.stdin):
 """
 
 
+@pytest.mark.ci
 def test_a_missing_input_is_found_at_once(tmp_path):
     Image.new("RGB", (9, 9)).save(tmp_path / "red.png")
     for name in ("here.txt", "here.wav", "list.jsonl"):

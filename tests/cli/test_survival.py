@@ -10,7 +10,7 @@ import pytest
 from multimodal.tasks.retrieve.index import open_index
 from tests.helpers.commands import one_line, run
 from tests.helpers.folders import every_kind, files_of_at_most, write_image
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 
 COUNT = 24
 COMMANDS = {

@@ -23,6 +23,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "in"
 
 
+@pytest.mark.ci
 def test_classify_resumes_in_the_middle_of_a_video(capsys, models, folder):
     common = ("classify", "in", "--labels", "red", "blue", "-m", models / "clip", "--every_s", "0.2")
     common = (*common, "--batch_size", 4, "--top", 1)
@@ -44,6 +45,7 @@ def test_classify_resumes_in_the_middle_of_a_video(capsys, models, folder):
     assert Path("part.csv").read_text() == whole
 
 
+@pytest.mark.ci
 def test_folders_are_searched_for_videos_on_request(capsys, models, folder):
     common = ("--labels", "red", "blue", "-m", models / "clip", "--format", "jsonl")
     names = lambda out: [json.loads(line)["file"] for line in out.splitlines()]
@@ -60,6 +62,7 @@ def test_folders_are_searched_for_videos_on_request(capsys, models, folder):
     assert names(out) == ["in/a.png", "in/c.png"]
 
 
+@pytest.mark.ci
 def test_search_finds_the_moment(capsys, models, folder):
     stills = [*noise(20)[:10], *ramp(10)]
     (folder / "b.mp4").write_bytes(video(stills))

@@ -21,6 +21,7 @@ from multimodal.errors import DataError, TrainingError
 from multimodal.tokens.image.reading import read_image
 from tests.helpers.data import sets
 from tests.helpers.processes.programs import alive, wait_for
+from tests.helpers.spread import thin
 
 VALUES, BROKEN = range(10, 70), (13, 20, 21, 44)
 MAKERS = {
@@ -77,6 +78,7 @@ def same(item: object, generator: torch.Generator) -> object:
     return item
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("layout", MAKERS)
 def test_broken_items_are_named_counted_and_shift_no_label(layout, tmp_path, caplog):
     source = open_source(MAKERS[layout](tmp_path))
@@ -112,6 +114,7 @@ def test_too_many_broken_items_stop_the_run(tmp_path):
         take(Loader(Numbers(40, (3,)), plan, same, list, most_broken=0), 10)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_steps_from_any_start_are_those_of_an_unbroken_run(workers):
     def loader() -> Loader:

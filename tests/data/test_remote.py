@@ -18,6 +18,7 @@ from multimodal.data.validate import validate
 from multimodal.errors import DataError
 from tests.helpers.data import sets
 from tests.helpers.data.servers import LocalServer, QuietRequest
+from tests.helpers.spread import thin
 
 
 class Server(LocalServer):
@@ -106,10 +107,8 @@ def server(monkeypatch):
     monkeypatch.setattr(copies, "PAUSE", 0.01)
     monkeypatch.setenv("no_proxy", "*")
     with Server() as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
         made.ended.set()
-        made.shutdown()
 
 
 def left(cache: Path) -> list[str]:
@@ -146,6 +145,7 @@ def test_bad_answers_are_one_line(name, cause, asked, server, tmp_path):
     assert left(tmp_path) == []
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["silent", "stalled", "drip", "headers_drip"])
 def test_slow_answers_are_given_up(name, server, tmp_path, monkeypatch):
     monkeypatch.setattr(copies, "PATIENCE", 0.4)

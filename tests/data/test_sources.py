@@ -21,6 +21,7 @@ from multimodal.errors import DataError
 from multimodal.tokens.image.reading import read_image
 from tests.helpers.data import sets
 from tests.helpers.data.servers import LocalServer, QuietRequest
+from tests.helpers.spread import thin
 
 VALUES = range(10, 22)
 MAKERS = {
@@ -176,6 +177,7 @@ def test_joined_sources_count_on(tmp_path):
             source.read(key)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("scheme", ["memory", "http"])
 def test_remote_shards_are_copied_once(scheme, tmp_path):
     path, cache = sets.shard(tmp_path / "a b.tar", VALUES), tmp_path / "cache"
@@ -185,7 +187,7 @@ def test_remote_shards_are_copied_once(scheme, tmp_path):
     else:
         handler = functools.partial(Quiet, directory=tmp_path)
         server = LocalServer(handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"{server.url}/a%20b.tar?x=1"
     source = open_source(url, cache=cache)
     path.unlink()

@@ -16,8 +16,10 @@ from multimodal.data.validate import fault, validate
 from multimodal.tokens.image.reading import read_image
 from tests.helpers.commands import run
 from tests.helpers.data import sets
+from tests.helpers.spread import thin
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("layout", ["folder", "shard", "table"])
 def test_broken_images_are_found_wherever_they_lie(layout, workers, tmp_path):
@@ -95,6 +97,7 @@ def test_unknown_and_missing_labels(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.ci
 def test_a_decoder_that_crashes_is_a_fault_of_the_item(tmp_path, monkeypatch):
     def crash(media):
         if read_image(media).getpixel((0, 0))[0] in (50, 51):
@@ -107,6 +110,7 @@ def test_a_decoder_that_crashes_is_a_fault_of_the_item(tmp_path, monkeypatch):
     assert list(report.causes) == ["the decoder crashed"]
 
 
+@pytest.mark.ci
 def test_the_command(tmp_path, capsys, monkeypatch):
     whole, broken = sets.folder(tmp_path / "a", range(6)), sets.shard(tmp_path / "b.tar", range(6), [2])
     code, out, err = run(capsys, "validate", whole, "--workers", "1")
@@ -150,6 +154,7 @@ def test_columns_by_name(tmp_path, capsys):
 COLUMNS = ("text", "transcription", "transcript", "sentence", "caption", "title", "raw_text", "utterance")
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("column", COLUMNS)
 def test_the_recipes_read_the_columns_that_validate_reads(column, tmp_path, capsys):
     for number in range(3):

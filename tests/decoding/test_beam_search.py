@@ -18,6 +18,7 @@ from transformers import (
 from multimodal.blocks.cache import Cache
 from multimodal.decoding import logits, sampling
 from multimodal.decoding.beam_search import STEPS_AHEAD, beam_search, per_token
+from tests.helpers.spread import thin
 
 PAD, EOS, VOCABULARY, MOST = 0, 2, 13, 10
 ENDS = [EOS, 7, 11]  # where a model has several; 7 is in a prompt
@@ -158,6 +159,7 @@ def compare(
     return together.ids
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", ["gpt2", "bart"])
 def test_greedy_equals_transformers_generate(kind, options, request):
@@ -165,6 +167,7 @@ def test_greedy_equals_transformers_generate(kind, options, request):
     compare(model, sampling.greedy, options, PROMPTS if kind == "bart" else None)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[2]])
 def test_several_ends_equal_transformers(gpt2, options):
     """Each keeps its own logit, and in a beam search each is an ending of its own."""
@@ -174,6 +177,7 @@ def test_several_ends_equal_transformers(gpt2, options):
         compare(gpt2, decode, options, ends=ENDS, **asked)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("beams", "early", "alpha"), STOPS)
 @pytest.mark.parametrize("kind", ["gpt2", "bart"])
 def test_beams_equal_transformers_generate(kind, beams, early, alpha, request):
@@ -186,6 +190,7 @@ def stopping(ids: torch.Tensor, scores: torch.Tensor | None = None) -> torch.Ten
     return (ids[:, -1:] == torch.tensor(STOPPING).T).any(1)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["gpt2", "bart"])
 def test_stop_rules_equal_transformers_stopping_criteria(kind, request):
     """A sequence that one stops has no end, and its last token is a candidate among the others."""
@@ -212,6 +217,7 @@ def test_only_endings_among_the_best_continuations_count(gpt2, beams, early, alp
             gpt2.lm_head.bias[EOS] = before
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_first_and_last_tokens_that_are_forced_equal_transformers(bart, beams):
     options = {"forced_bos_token_id": 9, "forced_eos_token_id": EOS, "min_new_tokens": MOST}
@@ -238,6 +244,7 @@ def test_where_endings_are_held_the_three_rules_stop_at_three_times(gpt2):
     assert steps[True] < steps[False] < steps["never"]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("early", [None, True, False, "never"])
 def test_beams_that_a_gpu_chooses_ahead_of_the_host_are_the_same(gpt2, early, monkeypatch):
     def found():

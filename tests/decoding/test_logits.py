@@ -11,6 +11,7 @@ from multimodal.blocks.cache import Cache
 from multimodal.decoding import logits as processors
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search, per_token
+from tests.helpers.spread import thin
 
 BOS, EOS, VOCABULARY, WIDTH = 1, 2, 11, 16
 logging.set_verbosity_error()
@@ -155,6 +156,7 @@ def processors_of(options: dict, start: int) -> list[sampling.LogitsProcessor]:
     return found
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("start", [[BOS], [BOS, 5, 3]])
 def test_greedy_equals_transformers_generate(decoder, options, start):
@@ -169,6 +171,7 @@ BEAMS = [(2, 1.0), (3, 0.0), (4, 1.5), (3, -0.5)]
 
 
 # each rule with two pairs of beams and exponent
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(("options", "beams", "alpha"), [
     (options, *BEAMS[(number + more) % 4]) for number, options in enumerate(OPTIONS) for more in (0, 2)
 ])  # fmt: skip

@@ -17,6 +17,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper import decode as whisper_decode
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import whispers
 
 # openai-whisper leaves its vocabulary file open and calls numpy in an old way
@@ -26,7 +27,9 @@ pytestmark = [
 ]
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beam_size", [None, 5])
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("without_timestamps", [False, True])
 def test_tokens_equal_openai_whisper(beam_size, without_timestamps):
     from whisper.decoding import DecodingOptions, decode
@@ -113,6 +116,7 @@ UNEQUAL = [12, 8, 2, 5, 10, 1]
 PROMPTS = [[1], [2, 3, 4, 5, 6], [3, 4], [6, 5, 4, 3], [5, 1, 1], [2]]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("limits", "heard"), [(UNEQUAL, False), (UNEQUAL, True), (7, True)])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_prompts_of_any_length_and_limit_are_decoded_as_each_alone(name, limits, heard):
@@ -211,6 +215,7 @@ def test_a_limit_beyond_the_context_and_missing_limits_are_refused():
         assert none.ids == [[]] * (6 if name == "sample" else 2)
 
 
+@pytest.mark.ci
 def test_drawn_tokens_equal_openai_whispers():
     from whisper.decoding import DecodingOptions, decode
 
@@ -276,6 +281,7 @@ def test_sampling_follows_the_seed_and_the_distribution():
         draw(1, temperature=0.0)
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("temperature", "narrow", "share"),
     [

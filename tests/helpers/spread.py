@@ -1,6 +1,6 @@
 """A few of many parameters run often, the others seldom."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -22,3 +22,18 @@ def spread(values: Iterable[Any], every: int, rest: Any, first: Any = ()) -> lis
             count += 1
         cases.append(case)
     return cases
+
+
+def thin(every: int, rest: Any) -> Callable[[Any], Any]:
+    """Decorate a test: of the parameters that the decorator below states, the first and each `every`-th after it stay
+    as they are, the others have the mark `rest`."""
+
+    def decorate(test: Any) -> Any:
+        names, values, *more = test.pytestmark[-1].args
+        if isinstance(names, str) and "," not in names:  # a tuple is one value
+            values = [one if isinstance(one, Case) else pytest.param(one) for one in values]
+        cases = spread(values, every, rest)
+        test.pytestmark[-1] = pytest.mark.parametrize(names, cases, *more, **test.pytestmark[-1].kwargs).mark
+        return test
+
+    return decorate

@@ -13,6 +13,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.paths import ROOT
 from tests.house.sources import BENCHMARKS, PACKAGE, RECIPES, TESTS, Source, source
 from tests.house.words import FILES, FIRST, found_phrases
@@ -137,6 +139,7 @@ def test_the_front_door_is_light():
     assert min(seconds) < 0.3
 
 
+@pytest.mark.ci
 def test_the_garbage_collector_spares_the_time_of_a_command():
     program = (
         "import atexit, gc, sys; from multimodal.cli.main import main; "

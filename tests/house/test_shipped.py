@@ -15,6 +15,7 @@ from multimodal.cli.main import main
 from multimodal.system.assets import DEFAULT_MODELS, asset, shipped
 from multimodal.weights.hub.registry import DEMONSTRATIONS
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import thin
 
 LABELS = ["goldfish", "school bus", "teapot", "military uniform", "lighthouse", "banana", "suspension bridge"]
 
@@ -36,6 +37,7 @@ def test_a_photograph_is_classified_and_a_phone_s_turned_copy_alike(photograph, 
     assert all(abs(upright[label] - turned[label]) < 0.02 for label in LABELS)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beam_size", [None, 4])
 def test_the_sample_recording_is_transcribed_word_for_word(beam_size):
     result = multimodal.transcribe(asset("sample", "speech.flac"), beam_size=beam_size)
@@ -44,6 +46,7 @@ def test_the_sample_recording_is_transcribed_word_for_word(beam_size):
     assert 0 <= result["segments"][0]["start"] < result["segments"][-1]["end"] <= 7.2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lm", ["asr-lm-en", "None", "absent", "gpt-mini"])
 def test_the_command_takes_the_recognizer_s_language_model_by_name_or_none(capsys, lm):
     with pytest.raises(SystemExit) as stop:

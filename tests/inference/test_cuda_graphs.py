@@ -21,7 +21,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.tasks.transcribe.options import WhisperOptions
 from multimodal.tasks.transcribe.whisper import decode
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 from tests.helpers.tiny_whisper import whispers
 
 # openai-whisper leaves its vocabulary file open

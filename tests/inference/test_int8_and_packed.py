@@ -25,6 +25,7 @@ from multimodal.models.conformer import ConformerCTC, ConformerEncoder
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
+from tests.helpers.spread import thin
 
 SIZES = [(384, 384), (1000, 64), (3, 5), (1, 7), (33, 257)]
 INT8_SIZES = [*SIZES, (500, 1500), (2500, 500)]  # those that lie in both ways, and packed alone, too
@@ -129,6 +130,7 @@ def _stepped(decoder: nn.Module, ids: torch.Tensor, source: torch.Tensor, start:
     return torch.cat([first, *(decoder(ids[:, at : at + 1], source, cache=cache) for at in range(3, ids.shape[1]))], 1)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("start", [None, torch.tensor([0, 2, 1, 0])])
 @pytest.mark.parametrize("sources", [1, 2, 4])
 def test_steps_of_a_fused_decoder_are_those_of_the_plain_one(sources: int, start: torch.Tensor | None):

@@ -28,6 +28,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
+from tests.helpers.spread import thin
 from tests.inference.test_prepared_text import DECODERS, STARTS, checkpoint, given, ids, stepped
 
 WITHOUT = {"shaw", "linear", "window", "post", "ours"}  # kinds that take their blocks' way
@@ -166,6 +167,7 @@ def test_a_row_has_the_same_bits_in_company_and_on_two_threads(out: int, wide: i
 
 
 @pytest.mark.usefixtures("compiled")
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padded", [0, 1])
 @pytest.mark.parametrize("name", DECODERS)
@@ -281,6 +283,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux lists a process's threads there")
 def test_the_helpers_of_a_step_are_pytorchs(built: Path):
     """Others, and most of all helpers of each kind of part, took each other's processors."""

@@ -10,11 +10,13 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families
 from tests.helpers.references import causal, decoders, encoders, seq2seq
+from tests.helpers.spread import thin
 
 FAMILIES = {(name, kind.__name__): kind for kind in (causal, decoders, encoders, seq2seq) for name in kind.CASES}
 
 
 @pytest.mark.usefixtures("compiled")
+@thin(6, pytest.mark.ci)
 @pytest.mark.parametrize("name", FAMILIES, ids=lambda name: name[0])
 def test_a_text_model(name: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prepare, "prefers_native", lambda: True)

@@ -21,6 +21,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
+from tests.helpers.spread import thin
 
 KINDS = ("bfloat16", "int8")
 FAR = {"float32": 1e-5, "bfloat16": 0.05, "int8": 0.08}  # of the logits, relative
@@ -65,6 +66,7 @@ def stepped(
 
 
 @pytest.mark.parametrize("padded", [0, 1])
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", DECODERS)
 def test_steps_are_those_of_the_plain_decoder(name: str, padded: int):
     if padded and name == "linear":

@@ -19,6 +19,7 @@ from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViT
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
+from tests.helpers.spread import thin
 
 TEXT = tiny.text()
 VITS = {
@@ -68,6 +69,7 @@ def near(found: Tensor, right: Tensor, compute_type: str) -> bool:
 
 
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", VITS)
 @torch.inference_mode()
 def test_images(name: str, compute_type: str):
@@ -84,6 +86,7 @@ def test_images(name: str, compute_type: str):
         assert near(quick(noise(3, 3, 8, 12), kept), plain(noise(3, 3, 8, 12), kept), compute_type)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("compute_type", ["auto", "float32", "bfloat16"])
 @pytest.mark.parametrize("name", CLIPS)
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from multimodal.inference import text_packing
 from multimodal.inference.text_packing import encode_ragged, pool_ragged
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ALL, made
 
 LENGTHS = (3, 1, 12, 5, 2, 7, 12, 4, 4, 1, 6)
@@ -14,6 +15,7 @@ TEXTS = sorted(name for name in ALL if name.startswith("text-") and "to-text" no
 TEXTS.remove("text-linear")  # which has no masks of what sees what
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("tokens", [15, 1000])
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_together_are_each_alone(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch):

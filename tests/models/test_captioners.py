@@ -16,7 +16,7 @@ from multimodal.weights.vision.open_clip import open_clip_architecture
 from tests.helpers.counting import undrawn
 from tests.helpers.references.captions import BOS, CAPTIONERS, EOS
 from tests.helpers.references.vision import CONTEXT, VOCABULARY, VisionCase, case, load, random_images
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 
 every_captioner = pytest.mark.parametrize("name", CAPTIONERS)
 

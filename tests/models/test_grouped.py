@@ -17,6 +17,7 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.objectives.text.translation import CollatePairs, ParallelTexts, Translating, translator
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, save_folder
+from tests.helpers.spread import thin
 
 TEXTS = {
     "en": ["a dog runs", "a cat sleeps", "two dogs run", "the man eats"],
@@ -54,6 +55,7 @@ def dense(model: EncoderDecoder, source: int, target: int) -> EncoderDecoder:
     return other.eval()
 
 
+@pytest.mark.ci
 def test_a_row_costs_as_much_as_without_groups(made):
     found, plain = counts(made.model, 12), counts(dense(made.model, 0, 1), 12)
     assert found["flops"] == plain["flops"]
@@ -76,6 +78,7 @@ def test_each_row_uses_its_languages_layers(made):
 
 
 @pytest.mark.filterwarnings("ignore::multimodal.tokens.text.tokenizer.TextCut")
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_translations_are_those_of_the_dense_model(made, tmp_path, beams):
     save_folder(made, tmp_path / "grouped")

@@ -13,6 +13,7 @@ from multimodal.export.graphs import Method
 from multimodal.models.conformer import ConformerEncoder
 from multimodal.models.text import TextTransformer
 from multimodal.models.vit import ViT
+from tests.helpers.spread import thin
 from tests.helpers.tiny import (
     ALL,
     CLIPS,
@@ -119,6 +120,7 @@ def test_clip_text_does_not_depend_on_what_follows_it(name):
         assert_close(out[row : row + 1], alone, atol=1e-5, rtol=0)
 
 
+@pytest.mark.ci
 def test_the_text_tower_of_clip_is_exported_with_rows_without_an_end_as_nan():
     model, ids = made("clip-softmax").eval(), tokens(2, 6)
     ids[0, 3] = EOS
@@ -281,6 +283,7 @@ def test_sound_longer_than_the_context_is_refused():
 # all
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("steps", [[1] * 8, [4, 1, 2, 1], [1, 7]])
 @pytest.mark.parametrize(
     "name", ["speech-to-text", "joint", "captioner", "text-to-text", *map("text-{}".format, TEXTS)]

@@ -30,6 +30,7 @@ from multimodal.train.objectives.any_to_text_model import with_encoders
 from multimodal.train.objectives.contrastive_model import with_image_size
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, save_folder
+from tests.helpers.spread import thin
 from tests.helpers.tiny_run import assert_same_states
 
 COLOURS = ("red", "blue", "lime")
@@ -113,6 +114,7 @@ def test_frozen_encoders_of_shipped_models_are_shared(load_recipe, data, capsys)
     assert not load(data / "again-out").shared
 
 
+@pytest.mark.ci
 def test_a_text_model_is_validated_on_each_file_though_names_repeat(load_recipe, data):
     (data / "more").mkdir()
     write_chats(data / "more" / "texts.jsonl", [question(f"{n} + 2", [str(n + 2)], "sums", "bleu") for n in range(12)])
@@ -134,6 +136,7 @@ def test_an_audio_encoder_gets_features_of_its_own_kind():
     assert torch.equal(found.tensors, speech_features("normalized", [wave], 80)[0])
 
 
+@pytest.mark.ci
 def test_an_encoder_for_larger_images_keeps_the_size_that_the_connector_takes(tmp_path):
     clip, known = load("clip-vit-16"), load("any-mini")
     side = known.preprocessing.size[0] + 32
@@ -147,6 +150,7 @@ def test_an_encoder_for_larger_images_keeps_the_size_that_the_connector_takes(tm
     assert (found - expected).norm() < 0.2 * expected.norm()  # positions were interpolated twice
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -25,6 +25,7 @@ from multimodal.train.optim import OptimSettings
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import load_folder
+from tests.helpers.spread import thin
 
 TONES = {"low": 300, "high": 2500}
 SMALL = ["--width", "32", "--layers", "2", "--decoder_layers", "1", "--vocabulary", "270", "--precision", "float32"]
@@ -63,6 +64,7 @@ def run(recipe, manifest: Path, folder: Path, *options: str) -> list[dict]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.ci
 def test_training_lowers_the_loss_and_a_resumed_run_equals_an_unbroken_one(recipe, manifest, tmp_path):
     lines = run(recipe, manifest, tmp_path)
     losses = [line["loss"] for line in lines if "loss" in line]
@@ -80,6 +82,7 @@ def test_training_lowers_the_loss_and_a_resumed_run_equals_an_unbroken_one(recip
     assert "tones.jsonl: sha256:" in report
 
 
+@pytest.mark.ci
 def test_training_goes_on_from_a_checkpoint_with_its_tokenizer(recipe, manifest, tmp_path):
     first = run(recipe, manifest, tmp_path / "a")
     # another vocabulary has no effect, and the twice heard manifest is a longer epoch
@@ -102,6 +105,7 @@ def test_ctc_alone_has_no_decoder(recipe, manifest, tmp_path):
         run(recipe, manifest, tmp_path / "b", "--init", str(tmp_path / "out"), "--steps", "4")
 
 
+@pytest.mark.ci
 def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
     run(recipe, manifest, tmp_path / "whole", "--chunk", "100", "--dynamic", "--steps", "1")
     options = ["--init", str(tmp_path / "whole" / "out"), "--chunk", "4", "--left", "8", "--dynamic", "--steps", "4"]
@@ -116,6 +120,7 @@ def test_a_chunked_model_is_trained_for_streams(recipe, manifest, tmp_path):
     assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-4)
 
 
+@pytest.mark.ci
 def test_a_model_of_whole_utterances_starts_one_for_streams(recipe, manifest, tmp_path):
     run(recipe, manifest, tmp_path / "whole", "--steps", "1")
     known, impulse = load_folder(tmp_path / "whole" / "out"), torch.eye(31)[15].expand(1, 32, 31)
@@ -130,20 +135,15 @@ def test_a_model_of_whole_utterances_starts_one_for_streams(recipe, manifest, tm
         recipe.rechunked(known, recipe.RecognizerModelSettings(chunk=4))
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--terms", "rnnt"], 2, "rnnt"),
-        (["--left", "8"], 2, "--left must be 0 without chunk (got 8)"),
-        (["--train", "absent.jsonl"], 1, "absent.jsonl"),
-        (["--train", "tones.jsonl=0"], 1, "tones.jsonl=0"),
-        (["--init", "absent"], 1, "absent"),
-        (["--attention", "1.5"], 2, "--attention must be a number in [0, 1] (got 1.5)"),
-        (["--width", "30"], 1, "--width must be a multiple of 8, for 4 heads of even width (got 30)"),
-        (["--budget", "0"], 2, "--budget must be an integer of at least 1 (got 0)"),
-        (["--noise", "-1"], 2, "--noise must be a number of at least 0 (got -1.0)"),
-    ],
-)
+@thin(3, pytest.mark.ci)
+@pytest.mark.parametrize(("options", "code", "message"), [
+    (["--terms", "rnnt"], 2, "rnnt"), (["--left", "8"], 2, "--left must be 0 without chunk (got 8)"),
+    (["--train", "absent.jsonl"], 1, "absent.jsonl"), (["--train", "tones.jsonl=0"], 1, "tones.jsonl=0"),
+    (["--init", "absent"], 1, "absent"), (["--noise", "-1"], 2, "--noise must be a number of at least 0 (got -1.0)"),
+    (["--attention", "1.5"], 2, "--attention must be a number in [0, 1] (got 1.5)"),
+    (["--width", "30"], 1, "--width must be a multiple of 8, for 4 heads of even width (got 30)"),
+    (["--budget", "0"], 2, "--budget must be an integer of at least 1 (got 0)"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_said_in_one_line(recipe, manifest, tmp_path, capsys, options, code, message):
     with pytest.raises(SystemExit) as end:
         run(recipe, manifest, tmp_path, *options)
@@ -176,6 +176,7 @@ def test_padding_is_under_eight_percent():
         assert padding_share(plan(epoch), lengths) < 0.08
 
 
+@pytest.mark.ci
 def test_padding_is_under_eight_percent_on_real_manifests(shared_data):
     lengths, times = [], []
     for name in ("speechocean762", "an4", "fsdd"):
@@ -254,10 +255,8 @@ def test_a_broken_recording_is_left_out_with_its_transcript(manifest, tmp_path, 
     for name in ("2.wav", "5.wav"):
         assert any(name in record.getMessage() for record in caplog.records)
     lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    found = sorted(
-        tokenizer.decode(ids[:n].tolist()).strip()
-        for ids, n in zip(step.batches[0].ids, step.batches[0].id_lengths, strict=True)
-    )
+    found = sorted(tokenizer.decode(ids[:n].tolist()).strip()
+                   for ids, n in zip(step.batches[0].ids, step.batches[0].id_lengths, strict=True))  # fmt: skip
     assert found == sorted(line["text"] for i, line in enumerate(lines) if i not in (2, 5))
     # each text lies beside its own sound: 0.4 s a word
     for length, ids in zip(step.batches[0].lengths, step.batches[0].id_lengths, strict=True):
@@ -386,6 +385,7 @@ def test_accumulation_is_exact(tmp_path):
         assert torch.allclose(parts[name], gradient, atol=bound, rtol=0), name
 
 
+@pytest.mark.ci
 def test_all_three_terms_fall(tmp_path):
     looped(utterances(2), tmp_path, 30).fit()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

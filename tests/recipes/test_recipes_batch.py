@@ -58,6 +58,7 @@ def check(rows: list[dict], photos: Path, clip: Path) -> None:
             assert row["score"] == pytest.approx(best["score"], abs=1e-6)
 
 
+@pytest.mark.ci
 def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     run = settings(clip, photos, tmp_path)
     run.output.mkdir()

@@ -24,6 +24,7 @@ from multimodal.train.optim import OptimSettings
 from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import load_folder
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import spread
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (230, 220, 30)}
 RECORD = Preprocessing((96, 96), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -65,7 +66,7 @@ def metrics(folder, name="loss"):
     return [row[name] for row in rows if name in row]
 
 
-@pytest.mark.parametrize("loss", ["softmax", pytest.param("sigmoid", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loss", spread(["softmax", "sigmoid"], 2, pytest.mark.slow, pytest.mark.ci))
 def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, loss):
     s = settings(recipe, squares, tmp_path, {"steps": 60}, {"loss": loss}, val=(str(squares),))
     recipe.main(s)
@@ -93,6 +94,7 @@ def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, lo
         recipe.main(wrong)
 
 
+@pytest.mark.ci
 def test_images_in_use_may_be_larger_than_in_training(recipe, squares, tmp_path):
     s = settings(recipe, squares, tmp_path, {"steps": 2}, val=(str(squares),))
     recipe.main(dataclasses.replace(s, test_image=48))
@@ -127,6 +129,7 @@ def test_a_resumed_run_equals_an_unbroken_one(recipe, squares, tmp_path):
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
+@pytest.mark.ci
 def test_micro_batches_see_what_the_whole_batch_sees(recipe, squares):
     """Images, captions and crops are those of the item, whatever micro-batch it is in."""
     images = LabelledImageSource([str(squares)], {}, 32, cache=10)
@@ -167,6 +170,7 @@ def test_names_of_held_out_classes_are_no_wrong_captions(recipe, tmp_path):
     assert recipe.words_of_no_image(s, captions, [Concept(("airliner", "jetliner"))]) == ["deer"]
 
 
+@pytest.mark.ci
 def test_words_without_an_image_win_no_image(recipe, squares, tmp_path):
     (tmp_path / "words.txt").write_text("violet orange\nviolet circle\n")
     labels = [*(f"{name} square" for name in COLOURS), "violet"]
@@ -184,6 +188,7 @@ def test_words_without_an_image_win_no_image(recipe, squares, tmp_path):
         violets("none", unseen=(tmp_path / "known.txt",))
 
 
+@pytest.mark.ci
 def test_a_frozen_tower_keeps_its_weights(recipe, squares, tmp_path):
     recipe.main(settings(recipe, squares, tmp_path, {"steps": 2}))
     more = settings(recipe, squares, tmp_path / "more", {"steps": 2}, init=str(tmp_path / "model"), freeze=("image",))
@@ -311,6 +316,7 @@ def test_a_source_is_seen_as_often_as_is_asked(recipe, tmp_path):
             recipe.whole_repeats(f"b.jsonl={times}")
 
 
+@pytest.mark.ci
 def test_held_out_classes_are_apart(recipe, squares, tmp_path):
     """Neither their images nor their names are trained on, and figures of unseen classes are reported."""
     (tmp_path / "classes.jsonl").write_text(

@@ -114,6 +114,7 @@ def renamed(folder) -> None:
     old.rename(folder / "zebra")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["train_vit", "finetune"])
 def test_a_renamed_class_is_refused(load_recipe, tmp_path, outputs, last_line, name):
     data = squares(tmp_path / "data")
@@ -130,6 +131,7 @@ def test_a_renamed_class_is_refused(load_recipe, tmp_path, outputs, last_line, n
     assert f", now {second}, " in line
 
 
+@pytest.mark.ci
 def test_a_renamed_class_of_texts_is_refused(load_recipe, tmp_path, outputs, last_line):
     recipe, data = load_recipe("finetune_text"), tmp_path / "rows.tsv"
     flags = [*outputs, *("--model", str(every_kind(tmp_path) / "encoder"), "--data", str(data), "--val", str(data))]
@@ -150,6 +152,7 @@ def test_a_renamed_class_of_a_table_is_refused(load_recipe, tmp_path, outputs, l
     assert "does not fit this run: classes were high, low, now low, over" in line
 
 
+@pytest.mark.ci
 def test_a_tokenizer_learned_again_is_refused(load_recipe, tmp_path, outputs, last_line):
     recipe, data = load_recipe("train_lm"), tmp_path / "text.txt"
     data.write_text("the cat sat on the mat\n" * 40)

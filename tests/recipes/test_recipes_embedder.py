@@ -150,6 +150,7 @@ def test_a_resumed_run_equals_an_unbroken_one(recipe, tmp_path):
     assert_same_states(tmp_path / "whole", tmp_path / "part", 4)
 
 
+@pytest.mark.ci
 def test_words_and_masked_models_are_starts(recipe, tmp_path, tokenizer):
     model = randomized(TextTransformer(bert(tokenizer.vocab_size, SIZES, pairs=True)))
     known = Checkpoint(model, tokenizer)

@@ -20,6 +20,7 @@ def train(recipe, home, name, **changes):
     return [json.loads(line) for line in (home / name / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.ci
 def test_experts_learn_and_are_balanced(tmp_path, load_recipe):
     rows = [row for row in train(load_recipe("train_lm"), tmp_path, "moe", balance=0.1) if "balance" in row]
     assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
@@ -35,6 +36,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path, load_recipe):
     assert_same_states(tmp_path / "whole", tmp_path / "part", 6)
 
 
+@pytest.mark.ci
 def test_more_experts_than_tokens_of_a_batch_train(tmp_path, load_recipe):
     rows = train(load_recipe("train_lm"), tmp_path, "many", experts=12, batch=1, context=4, steps=5)
     assert all(row["loss"] < 20 for row in rows if "loss" in row)

@@ -35,6 +35,7 @@ from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 from tests.helpers.data import sets
+from tests.helpers.spread import thin
 
 RECORD = Preprocessing((16, 16), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 TONES = {"low": 300, "high": 2500}
@@ -148,6 +149,7 @@ def test_a_clip_of_another_tower_has_no_head(clip):
         classifier(begun, ["a", "b"])
 
 
+@pytest.mark.ci
 def test_adapters_of_a_clip_resume_and_merge_into_a_plain_one(recipe, clip, squares, tmp_path):
     options = ["--lora_rank", "2", "--lora_targets", "query", "value", "--freeze", "text", "--rate", "1e-2"]
     options += ["--steps", "6", "--save_every", "3", "--lora_dropout", "0.1"]
@@ -167,6 +169,7 @@ def test_adapters_of_a_clip_resume_and_merge_into_a_plain_one(recipe, clip, squa
     assert losses(tmp_path)[-3:] == found[-3:]
 
 
+@pytest.mark.ci
 def test_held_out_images_are_of_the_column_s_classes(recipe, clip, squares, tmp_path):
     """The usual column of labels gives all images one class, which each model finds."""
     places = sorted(squares.glob("*/*.png"))
@@ -187,6 +190,7 @@ def test_a_whole_clip_learns_templated_captions(recipe, clip, squares, tmp_path)
     assert "logit_scale" not in changed(load_folder(clip).model, load_folder(tmp_path / "out").model)
 
 
+@pytest.mark.ci
 def test_a_recognizer_goes_on_with_its_tokenizer(recipe, manifest, tmp_path, caplog):
     tokenizer = BytePairTokenizer.train([" low high", " high low"], 270, lowercase=True)
     torch.manual_seed(0)
@@ -265,6 +269,7 @@ INPUTS = {
 }
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", INPUTS)
 def test_adapters_alone_learn_and_merged_weights_give_the_same(name):
     model = tiny.made(name)
@@ -325,6 +330,7 @@ def test_unknown_parts_are_named(settings, message):
         adapt(tiny.made("clip-softmax"), LoraSettings(**settings))
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("options", "message"), [
     (["--task", "recognize"], "--task recognize: not for a clip, which can do match or classify"),
     (["--model", "{text}"], "text: expected a ViT, CLIP, Whisper or Conformer, got text"),

@@ -39,6 +39,7 @@ from multimodal.train.recipe_cli import parse, start
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 from tests.helpers.data import sets
+from tests.helpers.spread import thin
 from tests.helpers.tiny_run import assert_same_states
 
 SAID = "the cat sat on the mat. a dog ran to the cat. "
@@ -73,6 +74,7 @@ def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.ci
 def test_learns_a_text_and_ships_a_model_that_says_it(recipe, text):
     run(recipe, text, steps=60, width=32, batch=8, rate=2e-2, precision="float32", evaluate_every=30, prompt="the cat")
     rows = metrics(text.parent / "run")
@@ -112,6 +114,7 @@ def test_a_resumed_run_equals_an_unbroken_one_and_keeps_the_best(recipe, text):
     assert cards[0] == cards[1]
 
 
+@pytest.mark.ci
 def test_a_mixture_resumes_to_the_same_run_and_reports_its_epochs(recipe, text, caplog):
     (other := text.with_name("other.txt")).write_text(SAID * 40)
     mixed = {"steps": 8, "schedule": "wsd", "warmup": 0}
@@ -192,8 +195,9 @@ def test_a_repeated_row_says_its_begin_again_after_a_random_number_of_tokens():
     assert torch.equal(PrepareTokens(24)(piece, generator(0)).ids, torch.arange(24))
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(("changes", "code", "line"), [
-    ({"data": "none.txt"}, 1, "none.txt: cannot be read"),
+    ({"data": "none.txt"}, 1, "none.txt: cannot be read"), ({"prompt": "ß"}, 1, "'ß' is not in this vocabulary"),
     ({"context": 4000}, 1, "tokens of text do not fill more than one context of 4000"),
     ({"batch": 4000}, 1, "are fewer than a batch of 4000 x 24"),
     ({"tokenizer": "nowhere"}, 1, "nowhere: neither a folder, a shipped model nor a vocabulary"),
@@ -201,13 +205,11 @@ def test_a_repeated_row_says_its_begin_again_after_a_random_number_of_tokens():
     ({"tokenizer": "bpe", "vocabulary": 9}, 1, "vocab_size: must be at least 259"),
     ({"vocabulary": 0}, 2, "--vocabulary must be an integer of at least 1 (got 0)"),
     ({"stride": 25}, 2, "--stride must be at most the context (24) (got 25)"),
-    ({"hold": 0}, 2, "--hold must be a number in (0, 1) (got 0.0)"),
     ({"induction": "", "objective": "prefix"}, 2, "--induction must be off with a prefix (got True)"),
     ({"prompt": "x" * 30, "tokenizer": "bytes"}, 1, "--prompt: has 31 tokens, which leave no room in a --context 24"),
-    ({"weights": 0}, 2, "weights [0.0]: sum to 0"),
+    ({"hold": 0}, 2, "--hold must be a number in (0, 1) (got 0.0)"), ({"weights": 0}, 2, "weights [0.0]: sum to 0"),
     ({"epochs": -1}, 2, "--epochs must be 0 or more each (got [-1.0])"),
     ({"weights": 1, "temperature": 5}, 2, "--temperature cannot be given with weights"),
-    ({"prompt": "ß"}, 1, "'ß' is not in this vocabulary"),
     ({"context": 12, "induction": ""}, 1, "--context 12: induction needs 20 or more"),
 ])  # fmt: skip
 def test_what_cannot_be_used_is_said_in_one_line(recipe, text, capsys, changes, code, line):
@@ -240,9 +242,8 @@ def test_bits_are_of_colours_and_baselines_by_hand():
     for parameter in net.parameters():
         torch.nn.init.zeros_(parameter)
     assert bits(net, ids, begin=3, batch=1) == pytest.approx(2.0)  # of four tokens each is as probable
-    assert marginal_bits(ids[:1], ids[1:], 3) == pytest.approx(
-        -(math.log2(4 / 7) + 2 * math.log2(2 / 7) - math.log2(7)) / 4
-    )
+    wanted = -(math.log2(4 / 7) + 2 * math.log2(2 / 7) - math.log2(7)) / 4
+    assert marginal_bits(ids[:1], ids[1:], 3) == pytest.approx(wanted)
     net = tiny.made("text-learned")
     states: list[torch.Tensor] = []
     net.states(after(ids, 3)[:, :-1], states=states)
@@ -354,12 +355,12 @@ def distilled(distil, text: Path, teacher: Path, **changes):
     return start(distil.main, flags(values))
 
 
+@pytest.mark.ci
 def test_distil_learns_from_its_teacher(distil, text):
     torch.manual_seed(0)
     tokenizer = CharacterTokenizer.train([text.read_text()])
-    net = TextTransformer(
-        language_config(LanguageModelSettings(width=16, layers=2, heads=2, context=24), tokenizer.vocab_size)
-    )
+    settings = LanguageModelSettings(width=16, layers=2, heads=2, context=24)
+    net = TextTransformer(language_config(settings, tokenizer.vocab_size))
     gpt2_weights(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-2)
     source, prepare = Windows(TextCorpus.of([text.read_text()], tokenizer), 24), PrepareTokens(24)

@@ -28,7 +28,7 @@ from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from multimodal.weights.load import families, load
 from tests.helpers.references.speech import case
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 from tests.helpers.tiny import TEXTS, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 

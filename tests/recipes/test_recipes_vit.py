@@ -27,6 +27,7 @@ from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, load_folder
 from tests.helpers import tiny
 from tests.helpers.data import sets
+from tests.helpers.spread import thin
 
 RECORD = Preprocessing((16, 16), "shortest", "bilinear", IMAGENET_MEAN, IMAGENET_STD, 0, 1.0)
 LABELS = [f"{name}_square" for name in sets.COLOURS]
@@ -91,6 +92,7 @@ def test_learns_colours_and_ships_a_working_folder(recipe, squares, tmp_path, ca
     assert figures["sets"][str(squares)]["acc1"] == 1.0
 
 
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_unbroken_one_with_all_augmentation(recipe, squares, tmp_path):
     options = ["--steps", "6", "--save_every", "3", "--drop_path", "0.3", "--average", "0.5", "--accumulate", "2"]
     run(recipe, squares, tmp_path, *options)
@@ -227,6 +229,7 @@ def test_broken_validation_images_are_left_out(recipe, squares, tmp_path, caplog
     assert "red_square/0.png" in caplog.text
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("change", "message"), [
     ({"--data": "{flat}"}, "flat: its items have no classes"),
     ({"--data": "{one}"}, "one: has the class 'red_square' alone"),

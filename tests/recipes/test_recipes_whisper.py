@@ -36,6 +36,7 @@ from multimodal.train.objectives.multitask import (
     spelled,
 )
 from multimodal.weights.folder import load_folder
+from tests.helpers.spread import thin
 
 TONES = {"low": 300, "high": 2500}
 WORDS = {"de": {"low": "tief", "high": "hoch"}, "en": {"low": "low", "high": "high"}}
@@ -134,16 +135,13 @@ def test_damaged_ranks_are_refused_by_name(tokenizer, tmp_path, cause):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        ({"languages": ["de", "de"]}, "languages: "), ({"languages": ["klingon"]}, "languages: "),
-        ({"languages": [3]}, r"languages\[0\]: expected a text"), ({"languages": []}, "languages: "),
-        ({"timestamps": 1502}, "timestamps: must be 2 to 1501"),
-        ({"timestamps": "9"}, "timestamps: expected a whole number"),
-        ({"file": "../x"}, "unknown key 'file'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "cause"), [
+    ({"languages": ["de", "de"]}, "languages: "), ({"languages": ["klingon"]}, "languages: "),
+    ({"languages": [3]}, r"languages\[0\]: expected a text"), ({"languages": []}, "languages: "),
+    ({"timestamps": 1502}, "timestamps: must be 2 to 1501"),
+    ({"timestamps": "9"}, "timestamps: expected a whole number"),
+    ({"file": "../x"}, "unknown key 'file'"),
+])  # fmt: skip
 def test_damaged_record_of_a_small_vocabulary_is_refused(tokenizer, tmp_path, change, cause):
     tokenizer.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
@@ -326,6 +324,7 @@ def flags(manifests: list[Path], folder: Path, steps: int) -> list[str]:
     return ["--train", *names, "--valid", *names, *files, *numbers]
 
 
+@pytest.mark.ci
 def test_recipe_learns_saves_and_the_model_transcribes(manifests, tmp_path, monkeypatch, load_recipe):
     recipe = load_recipe("train_whisper")
     losses, backward = [], recipe.Multitask.backward
@@ -382,6 +381,7 @@ def test_validation_without_a_clip_that_fits_is_refused(clips, tokenizer, load_r
         load_recipe("train_whisper").WhisperValidation(clips, english, 200, 4)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("flag", "fault"), [
     (["--heads", "5"], "--width must be a multiple of heads (5) (got "),
     (["--init", "clip-vit-16"], "--init clip-vit-16: is a clip, not a whisper with its tokenizer"),

@@ -22,6 +22,7 @@ from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 from tests.helpers.data.audio_files import first_words
 from tests.helpers.data.video_files import ramp, video
+from tests.helpers.spread import thin
 from tests.helpers.tiny_checkpoints import checkpoint
 from tests.serve.conftest import MODELS
 
@@ -49,6 +50,7 @@ def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
+@pytest.mark.ci
 def test_transcriptions_have_openais_forms(asked, client, heard):
     create = asked.audio.transcriptions.create
     first = heard["segments"][0]["text"].strip()
@@ -73,6 +75,7 @@ def test_transcriptions_have_openais_forms(asked, client, heard):
     assert [one["word"] for one in done["words"]] == [one["word"].strip() for one in heard["segments"][0]["words"]]
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*ends early")
 def test_a_truncated_recording_tells_its_damage(client):
     whole = first_words()
@@ -85,6 +88,7 @@ def test_a_truncated_recording_tells_its_damage(client):
     assert ask(whole)["damaged"] == []
 
 
+@pytest.mark.ci
 def test_transcriptions_have_log_probabilities(asked, heard):
     create = lambda **more: asked.audio.transcriptions.create(
         file=first_words(), model="asr-conformer-en", include=["logprobs"], **more
@@ -99,6 +103,7 @@ def test_transcriptions_have_log_probabilities(asked, heard):
     assert sum(len(one.tokens) for one in verbose.segments) == len(found)
 
 
+@pytest.mark.ci
 def test_an_asynchronous_client_is_served(served, heard):
     async def run() -> str:
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
@@ -107,6 +112,7 @@ def test_an_asynchronous_client_is_served(served, heard):
     assert asyncio.run(run()) == heard["segments"][0]["text"].strip()
 
 
+@pytest.mark.ci
 def test_simultaneous_recordings_share_batches_and_keep_their_text(client, heard):
     other = asset("sample", "german.flac").read_bytes()
     expected = [heard["segments"][0]["text"].strip(), multimodal.transcribe(other, compute_type="float32")["text"]]
@@ -157,6 +163,7 @@ def test_chat_answers_as_the_library_does(asked):
     assert pieces[-2].choices[0].finish_reason == made.choices[0].finish_reason
 
 
+@pytest.mark.ci
 def test_chat_takes_sound(asked):
     sound = {"data": base64.b64encode(SPEECH.read_bytes()).decode(), "format": "flac"}
     content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "Which language is spoken?"}]
@@ -166,6 +173,7 @@ def test_chat_takes_sound(asked):
     )
 
 
+@pytest.mark.ci
 def test_chat_takes_a_video(asked):
     clip = video(ramp(6), 2.0)
     url = f"data:video/mp4;base64,{base64.b64encode(clip).decode()}"
@@ -192,6 +200,7 @@ def test_a_language_model_continues_with_choices_and_stops(asked):
     assert len({one.message.content for one in several}) > 1
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:messages. has")
 def test_an_answer_ends_at_the_context_of_its_model(client):
     """Rotary positions have no table to end it: one request would hold the model for long."""
@@ -208,6 +217,7 @@ def test_an_answer_ends_at_the_context_of_its_model(client):
         assert f"the model's context is {context}" in refused.json()["error"]["message"]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("given", [{"temperature": 1}, {"seed": 5}, {"top_p": 0.9}, {"temperature": 1, "seed": -5}])
 def test_chat_samples_anew_without_a_seed(client, given):
     message = {"messages": [{"role": "user", "content": "A man"}], "model": "gpt-mini", "max_tokens": 12}
@@ -220,6 +230,7 @@ def test_chat_samples_anew_without_a_seed(client, given):
     assert ask(given | {"temperature": 0}) == ask(dict.fromkeys(given) | dict.fromkeys(["n", "stream", "logprobs"]))
 
 
+@pytest.mark.ci
 def test_chat_penalties_and_biases(asked):
     messages = [{"role": "user", "content": "A man"}]
     make = lambda **more: asked.chat.completions.create(
@@ -243,6 +254,7 @@ def test_chat_takes_fields_that_ask_for_nothing(client):
     assert first["choices"] == second["choices"]
 
 
+@pytest.mark.ci
 def test_chat_has_log_probabilities(asked):
     messages = [{"role": "user", "content": "A man"}]
     ask = lambda **more: asked.chat.completions.create(
@@ -306,6 +318,7 @@ def test_texts_are_translated(client):
     assert [one["text"] for one in made["data"]] == translator(["A dog runs.", ""])
 
 
+@pytest.mark.ci
 def test_an_index_is_searched_by_text_and_image(serve, tmp_path):
     for colour in ("red", "green", "blue"):
         (tmp_path / f"{colour}.png").write_bytes(png(colour))

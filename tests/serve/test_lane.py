@@ -57,6 +57,7 @@ def test_requests_that_wait_share_a_batch_by_key(lane):
     assert model.batches == [[0], [1, 2], [3, 4]]
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
 def test_recordings_in_other_languages_share_no_batch(lane, tmp_path):
     canary, model = load(folder(tmp_path / "canary")), Model()

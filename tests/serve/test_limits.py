@@ -59,6 +59,7 @@ def test_fields_are_checked(client, fields, parts):
     refused(client.post(AUDIO, files={"file": SPEECH.read_bytes()}, data=fields), 400, *parts)
 
 
+@pytest.mark.ci
 def test_fields_in_the_address_are_refused(client):
     answer = client.post(f"{AUDIO}?response_format=srt", files={"file": SPEECH.read_bytes()})
     refused(answer, 400, "response_format: must be a field of the form")
@@ -174,6 +175,7 @@ def test_json_is_named_so(client):
         refused(client.post(f"/v1/{path}", content="{}", headers=form), 415, "expected content-type application/json")
 
 
+@pytest.mark.ci
 def test_json_is_smaller_than_uploads(client, served):
     many = b'{"input": [' + b"{}," * 600_000 + b"{}]}"
     refused(client.post("/v1/embeddings", content=many, headers=JSON), 413, "the body has more than 1000000 values")

@@ -20,6 +20,7 @@ from multimodal.system.assets import asset
 from multimodal.tasks.transcribe.options import LiveOptions
 from multimodal.tokens.audio.reading import read_audio
 from tests.helpers.data.audio_files import first_words
+from tests.helpers.spread import thin
 from tests.serve.conftest import recorded
 
 SPEECH = asset("sample", "speech.flac")
@@ -62,6 +63,7 @@ def test_plain_samples_give_partials_finals_and_a_summary(served, expected):
     assert all(0 <= one["start"] <= one["end"] for one in finals)
 
 
+@pytest.mark.ci
 def test_openais_realtime_events(served, expected):
     with socket(served, "/v1/realtime?intent=transcription") as own:
         ask = lambda event: own.send(json.dumps(event))
@@ -132,6 +134,7 @@ def test_recordings_are_refused_in_place_of_samples(served, data):
                 own.recv(10)
 
 
+@pytest.mark.ci
 def test_one_live_recording_more_than_streams_is_refused(serve):
     own = serve(models=("asr-conformer-en",), streams=1)
     with socket(own, "/v1/audio/stream"):
@@ -143,6 +146,7 @@ def test_one_live_recording_more_than_streams_is_refused(serve):
                 assert closed.value.rcvd.code == 1008
 
 
+@pytest.mark.ci
 def test_sockets_that_stay_silent_are_closed(served, monkeypatch):
     monkeypatch.setattr(live, "IDLE", 0.3)
     for path in ("/v1/audio/stream", "/v1/realtime"):
@@ -198,6 +202,7 @@ def append(ask, data: bytes) -> None:
     ask("input_audio_buffer.append", audio=base64.b64encode(data).decode())
 
 
+@thin(7, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("settings", "key", "got"),
     [
@@ -283,6 +288,7 @@ def test_settings_without_effect_are_taken(served, type):
     assert (own["turn_detection"]["silence_duration_ms"], own["format"]["rate"]) == (900, 24_000)
 
 
+@pytest.mark.ci
 def test_refused_settings_change_nothing(served, expected):
     with session(served) as (ask, take):
         wrong = {"format": {"rate": 8000}, "transcription": {"model": "whisper-9"}}
@@ -319,6 +325,7 @@ def test_each_commit_is_answered(served):
         assert take()["error"]["code"] == "input_audio_buffer_commit_empty"
 
 
+@pytest.mark.ci
 def test_without_turn_detection_a_commit_is_an_item(served):
     """Its sound may end inside a sample, whose rest comes after the commit."""
     data, cut = samples(24_000, SPEECH), 6 * 48_000 + 1

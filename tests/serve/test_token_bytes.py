@@ -18,6 +18,7 @@ from multimodal.tokens.text.tiktokens import GPT2Tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 from tests.helpers.references import seq2seq
+from tests.helpers.spread import thin
 
 
 def pieces(tmp_path, size: int = 300, text: str = "one or two") -> SentencePieceTokenizer:
@@ -39,6 +40,7 @@ def hub(_) -> HubTokenizer:
     return HubTokenizer(json.loads(made.to_str()), {}, len(names), 0, unknown_id=0)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("make", [pieces, hub, lambda _: GPT2Tokenizer()], ids=["pieces", "hub", "letters"])
 def test_each_token_has_its_own_bytes(make, tmp_path):
     tokenizer: Tokenizer = make(tmp_path)

@@ -35,7 +35,7 @@ class Site(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{made.server_port}"
         made.shutdown()
 
@@ -49,6 +49,7 @@ def reader(serve, site):
     assert list(made.state.folder.iterdir()) == []
 
 
+@pytest.mark.ci
 def test_media_of_named_hosts_are_read(reader, site):
     body = {"input": [{"image": f"{site}/moved"}]}
     vector = reader.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]

@@ -39,6 +39,7 @@ def test_whisper_is_transcribed_translated_and_scored(whisper):
     assert (translated["task"], translated["language"]) == ("translate", "english")
 
 
+@pytest.mark.ci
 def test_joined_deltas_are_the_text(whisper):
     recording = recorded(sound(32))
     form = {"files": {"file": recording}, "data": {"stream": "true", "language": "en", "temperature": "0.2"}}
@@ -49,6 +50,7 @@ def test_joined_deltas_are_the_text(whisper):
     assert "".join(one["delta"] for one in events[:-1]) == events[-1]["text"]
 
 
+@pytest.mark.ci
 def test_whisper_hears_live_sound(whisper):
     data = (sound(2, 1) * 32767).short().numpy().tobytes()
     with connect(f"{whisper.url.replace('http', 'ws')}/v1/realtime", open_timeout=30) as own:

@@ -149,7 +149,6 @@ def test_what_is_kept_belongs_to_the_settings_and_the_recording(monkeypatch, tal
     assert part.read_text() == "a note"
 
 
-@pytest.mark.ci
 @some("conformer")
 def test_a_second_process_is_refused_in_one_line(call, tmp_path, capfd):
     (out := tmp_path / "out").mkdir()

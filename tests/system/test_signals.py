@@ -98,6 +98,7 @@ def test_handlers_are_given_back():
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+@pytest.mark.ci
 def test_workers_end_with_a_parent_that_is_killed():
     program = """
 import multiprocessing, os, signal, sys, time

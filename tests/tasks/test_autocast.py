@@ -7,6 +7,7 @@ import torch
 import multimodal
 from multimodal.inference.modules import inference_mode
 from tests.helpers.data.audio_files import first_words
+from tests.helpers.spread import spread
 
 
 def results() -> list:
@@ -34,7 +35,7 @@ def plain() -> list:
     return results()
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", spread([torch.bfloat16, torch.float16], 2, pytest.mark.slow, pytest.mark.ci))
 def test_autocast_of_the_caller_changes_nothing(kind, plain):
     with torch.autocast("cpu", kind):
         assert results() == plain

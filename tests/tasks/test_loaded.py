@@ -64,16 +64,13 @@ def made(models):
     }
 
 
-@pytest.mark.parametrize(
-    ("call", "cause"),
-    [
-        (
-            lambda: inspect.unwrap(Classifier.__init__)(Classifier.__new__(Classifier), ["red"]),
-            r"\['red'\]; for labels: labels=",
-        ),
-        (lambda: multimodal.translate("x", "de", "en"), "'de': is a language; name languages as source="),
-    ],
-)
+@pytest.mark.parametrize(("call", "cause"), [
+    (
+        lambda: inspect.unwrap(Classifier.__init__)(Classifier.__new__(Classifier), ["red"]),
+        r"\['red'\]; for labels: labels=",
+    ),
+    (lambda: multimodal.translate("x", "de", "en"), "'de': is a language; name languages as source="),
+])  # fmt: skip
 def test_arguments_in_the_wrong_order_are_explained(call, cause):
     with pytest.raises(UsageError, match=cause):
         call()
@@ -130,6 +127,7 @@ def test_objects_own_their_weights(models):
     assert one(RED) == before
 
 
+@pytest.mark.ci
 def test_functions_equal_objects(models, made):
     assert multimodal.classify(RED, ["red", "blue"], models / "clip") == made["classifier"][0](RED)
     assert multimodal.caption(RED, models / "captioner", min_tokens=1, max_new_tokens=4) == made["captioner"][0](RED)

@@ -9,6 +9,7 @@ import torch
 
 import multimodal
 from tests.helpers.data.audio_files import first_words
+from tests.helpers.spread import spread
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 60, 80, 3), dtype=np.uint8)
 
@@ -35,7 +36,7 @@ def plain() -> dict[str, Any]:
     return results()
 
 
-@pytest.fixture(params=["float64", pytest.param("float16", marks=pytest.mark.slow), "meta"])
+@pytest.fixture(params=spread(["float64", "float16", "meta"], 2, pytest.mark.slow, pytest.mark.ci))
 def changed(request: pytest.FixtureRequest, plain: dict[str, Any]) -> Iterator[None]:
     """Another default type, or device, once the results without it are there."""
     if request.param == "meta":

@@ -31,6 +31,7 @@ from multimodal.tokens.audio.log_mel import (
 from multimodal.tokens.audio.reading import TruncatedAudio, count_channels, find_audio, read_audio, stream_audio
 from multimodal.tokens.audio.wav import plain_wav
 from tests.helpers.data.audio_files import LOSSY, chirp, encode, float_wav, refused, wav
+from tests.helpers.spread import thin
 
 
 def correlation(a: torch.Tensor, b: np.ndarray) -> float:
@@ -56,6 +57,7 @@ def test_rates(rate):
     assert np.abs(sound.numpy() - chirp(16000))[inside].max() < 2e-3
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000, 96000])
 def test_audio_shorter_than_the_resampler_s_filter(rate):
     for count in [*range(1, 20), *range(20, rate // 200, 7)]:
@@ -229,6 +231,7 @@ def test_early_end_names_the_seconds_and_can_be_a_warning():
     assert spans == [DamagedSpan(pytest.approx(1.5, abs=0.01), 3.0, "missing: the recording ends early")]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("form", "codec", "rate"), [("flac", "flac", 48000), *LOSSY])
 def test_damage_inside_is_said(form, codec, rate):
     file = encode(chirp(rate, 12), rate, form, codec)

@@ -19,7 +19,7 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from tests.helpers.references.hub import CORPUS, PIPELINES, ROOM, hub_folder, llama_pieces, merges_folder, pipeline
 from tests.helpers.references.texts import noise
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 
 every_pipeline = pytest.mark.parametrize("name", PIPELINES)
 MERGED = ("gpt2", "roberta", "bart", "qwen2")

@@ -28,6 +28,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_ids_and_features_of_texts_equal_transformers(folder, tmp_path):
     from transformers import AutoTokenizer, SiglipModel

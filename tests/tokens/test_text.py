@@ -20,6 +20,7 @@ from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from tests.helpers.references import texts as text_references
 from tests.helpers.references.texts import noise
+from tests.helpers.spread import thin
 
 ORDINARY = [
     "a photo of a cat",
@@ -244,6 +245,7 @@ def test_clip_reads_a_typed_control_token_as_text(open_clip_tokenizer):
     assert ours.decode(ours.encode(text)) == "cat < end _ of _ text > dog"
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("alphabet", ["abcdefghijklmnopqrstuvwxyz", "a", " ", "\u00e9!", "<"])
 def test_tokenizing_is_near_linear(alphabet, bpe):
     text = "".join(random.Random(0).choices(alphabet, k=100_000))
@@ -298,6 +300,7 @@ def test_whisper_refuses_prompts_it_was_not_trained_on():
         WhisperTokenizer(False).sot_sequence(task="translate")
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings(*LEAKS)
 def test_long_blanks_split_as_in_the_reference():
     reference = pytest.importorskip("whisper.tokenizer").get_encoding("gpt2")

@@ -56,6 +56,7 @@ def test_text_that_skips_the_repair_is_text_that_it_would_not_change():
     assert {"it", "\n\n", "\t~", "<a", " '"} <= set(plain)
 
 
+@pytest.mark.ci
 def test_clip_ids_equal_the_slow_way_on_fuzz():
     tokenizer = CLIPTokenizer()
     for text in fuzz(800, TRICKY, 1) + noise(40, 30, 2):
@@ -63,6 +64,7 @@ def test_clip_ids_equal_the_slow_way_on_fuzz():
         assert not {49406, 49407} & set(tokenizer.encode(text))
 
 
+@pytest.mark.ci
 def test_clip_ids_equal_open_clip_on_fuzz_and_captions(shared_data):
     reference, tokenizer = text_references.open_clip_tokenizer(), CLIPTokenizer()
     ordinary = [piece for piece in TRICKY if "_of_text" not in piece.lower()]
@@ -150,6 +152,7 @@ def test_a_batch_of_empty_texts_and_one_without_a_length():
         ByteTokenizer().batch(["a", "\ud800"])
 
 
+@pytest.mark.ci
 def test_long_texts_take_no_quadratic_time(tmp_path):
     """Processor seconds: other processes may hold the machine."""
     draw = random.Random(0)

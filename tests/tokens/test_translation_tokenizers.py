@@ -271,6 +271,7 @@ def test_a_vocabulary_that_does_not_go_with_the_model_is_refused(tmp_path):
             m2m100_tokenizer(tmp_path, {"vocab_size": size})
 
 
+@pytest.mark.ci
 def test_a_million_characters_take_seconds(tmp_path):
     text = "the cat sat on the mat, " * 42_000
     tokenizers = [t5_tokenizer(tmp_path, {"vocab_size": t5(tmp_path) + 20})]

@@ -14,6 +14,7 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.video import decoding
 from multimodal.tokens.video.reading import DamagedVideo, Frame, VideoOptions, frame_at, frames, read_info
 from tests.helpers.data.video_files import grey, number_in, numbered, ramp, turned, video
+from tests.helpers.spread import thin
 
 CLIP = video(ramp(20))  # two seconds
 
@@ -55,6 +56,7 @@ def test_ten_hours_of_few_frames():
     assert [f.time for f in frames(clip, VideoOptions(max_frames=3))] == [5400.0, 16200.0, 27000.0]
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("form", "codec", "options"),
     [

@@ -181,6 +181,7 @@ def test_flops_are_counted_forward_and_backward():
     assert loss.ndim == 0
 
 
+@pytest.mark.ci
 def test_model_flops_are_three_forwards_per_element(tmp_path, monkeypatch):
     """Neither recomputed forwards nor the length of the first batch count."""
     monkeypatch.setattr("multimodal.train.flops.peak_flops", lambda: 1e12)
@@ -197,6 +198,7 @@ def test_model_flops_are_three_forwards_per_element(tmp_path, monkeypatch):
     assert 0.7 < plain.flops.step.hardware / plain.flops.step.model < 1  # the images need no gradient
 
 
+@pytest.mark.ci
 def test_model_flops_of_accumulated_contrast_are_those_of_one_batch(monkeypatch):
     monkeypatch.setattr("multimodal.train.flops.peak_flops", lambda: 1e12)
     found = []

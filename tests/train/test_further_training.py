@@ -18,6 +18,7 @@ from multimodal.train.objectives.contrastive_model import ContrastiveModelSettin
 from multimodal.train.objectives.text.masked import EncoderSettings
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
+from tests.helpers.spread import thin
 
 OUT = Path("out")
 TRANSLATED = {f"{side}.{place}" for side in ("encoder", "decoder")
@@ -93,6 +94,7 @@ def changes(config: Any, other: Any, place: str = "") -> dict[str, Any]:
     return {place: value for part in found for place, value in part.items()}
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("begin", "name", "rates", "places"), CASES)
 def test_dropout_is_that_of_the_flag_or_the_models_own(load_recipe, begin, name, rates, places):
     known, own, made = load(name) if name else new_coca(), begin(load_recipe, {}), begin(load_recipe, rates)
@@ -103,6 +105,7 @@ def test_dropout_is_that_of_the_flag_or_the_models_own(load_recipe, begin, name,
     assert all(torch.equal(ours[name], tensor) for name, tensor in known.model.state_dict().items())
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(("begin", "size"), [
     (translator, {"width": 64}), (translator, {"grouped": (0, 1), "groups": ("en,de", "fr,cs")}),
     (clip, {"layers": 12}),

@@ -119,6 +119,7 @@ def test_how_a_run_ends(capsys, error, code, line):
     assert capsys.readouterr().err == f"test_recipe_cli.py: {line}\n"
 
 
+@pytest.mark.ci
 def test_a_mistake_of_the_program_keeps_its_traceback():
     def failing(settings: Settings):
         raise ZeroDivisionError

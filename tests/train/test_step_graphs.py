@@ -35,6 +35,7 @@ def captured(monkeypatch):
     return count
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("optimizer", "near"), [("adamw", 1e-6), ("muon", 1e-3)])  # Muon may round to bfloat16
 def test_replayed_steps_are_the_usual_ones(tmp_path, captured, optimizer, near):
     """With dropout, a rate that changes, an average, and each third batch smaller."""

@@ -39,6 +39,7 @@ from multimodal.train.objectives.text.language import (
 )
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
+from tests.helpers.spread import thin
 
 KINDS = ["learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "llama", "window"]
 DOCUMENTS = [[3, 4, 5, 6, 7], [8, 9, 3], [5, 5, 4, 8, 9, 6, 2], [7, 2]]
@@ -64,6 +65,7 @@ def gradients(net: TextTransformer, batches) -> tuple[float, dict[str, torch.Ten
     return total.item(), {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_documents_cost_and_teach_what_they_do_alone(kind, prefix):

@@ -130,6 +130,7 @@ def run(recipe, folder: Path, *flags: str) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("blank_figures")
 def test_the_recipe_makes_a_translator(recipe, tmp_path):
     run(
         recipe, tmp_path, "--steps", "3", "--test", str(tmp_path / "train"), "--often", "en-de=2", "fr-en=0",
@@ -144,6 +145,7 @@ def test_the_recipe_makes_a_translator(recipe, tmp_path):
 
 
 @pytest.mark.ci
+@pytest.mark.usefixtures("blank_figures")
 def test_a_translator_is_trained_further(recipe, tmp_path):
     run(recipe, tmp_path, "--steps", "2")
     given = load_folder(tmp_path / "out")

@@ -24,6 +24,7 @@ from multimodal.weights.load import families
 from tests.helpers.commands import one_line, run
 from tests.helpers.references.captions import coca_case
 from tests.helpers.references.vision import CONTEXT, HF_TEXT, HF_VISION, case
+from tests.helpers.spread import thin
 from tests.helpers.tiny import made as tiny
 
 LETTERS = [*string.ascii_lowercase, *(f"##{c}" for c in string.ascii_lowercase)]
@@ -71,6 +72,7 @@ def pair(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "kind"), [("blip", "captioner"), ("git", "git"), ("coca", "coca")])
 def test_a_foreign_folder_captions_and_converts(capsys, folders, pair, tmp_path, name, kind):
     code, out, err = run(capsys, "caption", pair, "-m", folders / name, "--format", "json", "--max_new_tokens", 6)
@@ -146,6 +148,7 @@ def pairs(folders):
     return functools.cache(lambda name: (kinds[name].from_pretrained(folders / name).eval(), load_path(folders / name)))
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(("options", "theirs"), SEARCHES)
 @pytest.mark.parametrize("name", ["blip", "git"])
 @torch.no_grad()
@@ -167,6 +170,7 @@ def test_beams_have_the_texts_and_scores_of_transformers(pairs, name, options, t
         assert [caption.score for caption in found] == pytest.approx([*expected.values()], abs=1e-5)
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_a_git_follows_its_generation_config(folders, tmp_path):
     """As of `generate()` without arguments."""
@@ -188,6 +192,7 @@ def test_a_git_follows_its_generation_config(folders, tmp_path):
     assert (options.beam_size, options.repetition_penalty, options.no_repeat_ngram) == (1, 2.0, 2)
 
 
+@pytest.mark.ci
 def test_coca_classifies_and_gives_text_vectors(capsys, folders, pair):
     code, out, err = run(capsys, "classify", pair, "--labels", "red,blue", "-m", folders / "coca", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))
@@ -287,6 +292,7 @@ def test_without_their_configuration_they_are_refused(capsys, folders, tmp_path)
         assert "configuration" in one_line(err) or "config.json" in one_line(err)
 
 
+@pytest.mark.ci
 def test_no_family_takes_the_model_of_another(capsys, folders, tmp_path):
     """A CoCa is a CLIP, and a BLIP a captioner as any, but not in their tables."""
     made = case("OpenCLIP CoCa")

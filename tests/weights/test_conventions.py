@@ -82,6 +82,7 @@ def test_a_file_and_a_record_are_taken_and_what_does_not_fit_is_refused(bare, tm
         load(bare, NAME, record.replace(size=(48, 48)))
 
 
+@pytest.mark.ci
 def test_convert_keeps_what_was_asked_for_and_another_is_said(capsys, bare, images, tmp_path):
     assert run(capsys, "convert", bare, tmp_path / "ours", "--architecture", NAME, "--preprocessing", "openai")[0] == 0
     ours = load(tmp_path / "ours")

@@ -13,6 +13,7 @@ from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.weights import folder as folders
 from multimodal.weights.folder import KINDS, Checkpoint, load_folder, save_folder
 from tests.helpers.folders import sealed
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ALL, made
 
 RECORD = Preprocessing((8, 12), "squash", "bicubic", (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), 0, 1.0)
@@ -29,6 +30,7 @@ def test_every_kind_is_among_the_tiny_models():
     assert {kind for kind, _ in ALL.values()} == {kind for kind, _ in KINDS.values()}
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", ALL)
 def test_round_trip_is_exact(name, tmp_path):
     model = made(name)

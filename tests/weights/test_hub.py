@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -134,9 +133,7 @@ def server() -> Iterator[HubServer]:
             "config.json": b"{}", "README.md": b"#", "model.safetensors": os.urandom(LARGE),
             "model.fp32.safetensors": b"other", "pytorch_model.bin": b"pickled", "onnx/config.json": b"{}",
         }  # fmt: skip
-        threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
-        made.shutdown()
 
 
 @pytest.fixture
@@ -182,6 +179,7 @@ def test_a_download_takes_what_load_reads_and_is_listed_and_deleted(server, comm
     assert (code, err) == (1, "multimodal: error: owner/large: not in the cache (which is empty)\n")
 
 
+@pytest.mark.ci
 def test_a_cut_connection_goes_on_where_it_broke(server, command, tmp_path):
     server.stop_after, server.cut = LARGE // 2, True
     code, out, _ = command("download", "owner/large")
@@ -212,6 +210,7 @@ def test_a_killed_download_goes_on_in_another_process(server, command, tmp_path)
     assert set(blobs(tmp_path)) == {digest, entry("config.json", b"{}")["oid"]}
 
 
+@pytest.mark.ci
 def test_wrong_bytes_are_refused_and_do_not_stay(server, command, tmp_path):
     server.flip = True
     code, out, err = command("download", "owner/large")
@@ -254,6 +253,7 @@ def test_without_the_hub_files_in_the_cache_are_checked(command, settings):
     assert (code, "model.safetensors is damaged in the cache (its hash differs); go online" in err) == (1, True)
 
 
+@pytest.mark.ci
 def test_a_hash_of_the_listing_is_never_a_path(server, command, tmp_path):
     (precious := tmp_path / "precious").write_text("mine")
     for name, path in (("config.json", "../../../precious"), ("model.safetensors", str(precious))):
@@ -300,6 +300,7 @@ def test_a_repository_that_is_not_on_the_hub_gets_near_names(command):
     assert second.startswith("multimodal: error: model 'nonsense': neither a path nor a known model (near: ")
 
 
+@pytest.mark.ci
 def test_a_model_by_its_name_is_downloaded_and_loaded(server, command, hf_folder, tmp_path):
     server.files["openai/whisper-base"] = {
         str(path.relative_to(hf_folder)): path.read_bytes() for path in hf_folder.rglob("*") if path.is_file()
@@ -350,16 +351,13 @@ def test_shards_and_sentence_modules_are_wanted_and_copies_are_not():
     assert wanted(["chat_template.jinja", "model.safetensors"]) == ["chat_template.jinja", "model.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("name", "repository"),
-    [
-        ("whisper-base", "openai/whisper-base"), ("openai/whisper-base", "openai/whisper-base"),
-        ("ViT-B-32", "openai/clip-vit-base-patch32"), ("vit-b/32", "openai/clip-vit-base-patch32"),
-        ("clip-vit-base-patch32", "openai/clip-vit-base-patch32"), ("facebook/bart-base", "facebook/bart-base"),
-        ("opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de"), ("whisper-large", "openai/whisper-large-v3"),
-        ("somebody/something-1.7B", "somebody/something-1.7B"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "repository"), [
+    ("whisper-base", "openai/whisper-base"), ("openai/whisper-base", "openai/whisper-base"),
+    ("ViT-B-32", "openai/clip-vit-base-patch32"), ("vit-b/32", "openai/clip-vit-base-patch32"),
+    ("clip-vit-base-patch32", "openai/clip-vit-base-patch32"), ("facebook/bart-base", "facebook/bart-base"),
+    ("opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de"), ("whisper-large", "openai/whisper-large-v3"),
+    ("somebody/something-1.7B", "somebody/something-1.7B"),
+])  # fmt: skip
 def test_names_as_users_type_them(name, repository):
     assert repository_of(name) == (repository, REVISIONS.get(repository, "main"))
 
@@ -389,6 +387,7 @@ def test_spellings_are_one_model_each_and_no_shipped_name():
     assert not set(registry.spellings()) & set(shipped())
 
 
+@pytest.mark.ci
 def test_demonstration_models_are_as_large_as_stated_and_name_a_known_one():
     for name, (size, better) in registry.DEMONSTRATIONS.items():
         assert size == f"{sum(p.numel() for p in load(name).model.parameters()) / 1e6:.1f} M"

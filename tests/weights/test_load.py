@@ -20,6 +20,7 @@ from multimodal.weights.convert import convert
 from multimodal.weights.load import families, load
 from tests.helpers.references import vision
 from tests.helpers.references.seq2seq import case
+from tests.helpers.spread import thin
 
 DIMS = {
     "n_mels": 80, "n_audio_ctx": 20, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1,
@@ -79,6 +80,7 @@ def test_export_gives_the_foreign_file_back_to_the_bit(pickled, tmp_path, whispe
         convert(pickled, tmp_path / "x.safetensors", to="timm")
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["Hugging Face CLIP, GELU", "timm ViT, class token"])
 def test_weights_are_read_with_the_configuration_of_their_layout(name, tmp_path):
     for number, made in enumerate((vision.case(name), vision.case("OpenCLIP"))):
@@ -133,6 +135,7 @@ def scripted(tensors: dict) -> torch.nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["scripted", "traced"])
 def test_an_openai_clip_archive_becomes_a_folder_that_classifies(tmp_path, kind):
     from open_clip.model import CLIP
@@ -237,7 +240,9 @@ def pickled_folder(folder: Path, name: str, shards: int) -> Path:
     return folder
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("shards", [1, 2])
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["Hugging Face Marian", "Hugging Face M2M100"])
 def test_a_folder_or_hub_repository_with_pickled_weights_alone_is_converted(tmp_path, hub, name, shards):
     folder, made = pickled_folder(tmp_path / "theirs", name, shards), case(name)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.folders import every_kind, write_image, write_tone
+from tests.helpers.spread import thin
 
 from .rows import Row, arguments, check, execute, listing
 
@@ -40,6 +41,7 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("name", ROWS)
 def test_row(name, place, models, untouched, capfd):
     row: Row = ROWS[name]

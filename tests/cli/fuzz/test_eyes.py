@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.spread import thin
+
 from . import child
 from .child import Case, Place, problems
 
@@ -59,6 +61,7 @@ def place(tmp_path, monkeypatch) -> Place:
     return made
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("breach", BREACHES)
 def test_a_breach_is_seen(place, breach, monkeypatch):
     monkeypatch.setattr(child, "CPU", 1)
@@ -66,6 +69,7 @@ def test_a_breach_is_seen(place, breach, monkeypatch):
     assert any(BREACHES[breach] in problem for problem in found), found
 
 
+@pytest.mark.ci
 def test_a_quiet_command_and_a_plain_error_are_none(place):
     assert problems(Case(["models"]), place)[0] == []
     assert problems(Case(["info", "absent"]), place)[0] == []

@@ -119,6 +119,7 @@ def files(tmp_path, monkeypatch) -> list[Path]:
     return [tmp_path / name for name in ("a.txt", "b.txt.gz", "c.jsonl.zst")]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ending", ["txt.zst", "jsonl.gz"])
 def test_a_stopped_run_resumes_to_the_same_bytes_in_any_number_of_processes(files, tmp_path, monkeypatch, ending):
     options = CleanOptions(documents="blank", near_duplicates=0.7)
@@ -172,6 +173,7 @@ def test_each_switch_turns_its_rule_off(tmp_path):
         assert (used, report.shortened, report.citations) == (set(), 1, 2) if rule == "duplicates" else ({rule}, 0, 2)
 
 
+@pytest.mark.ci
 def test_language_and_near_duplicates(tmp_path):
     english = " ".join(f"The {n} lemons of the farm are sold in the market of the town." for n in ("ten", "old", "big"))
     french = "Les citrons de la ferme sont vendus au marché de la ville. Ils sont beaux. Nous les aimons beaucoup."

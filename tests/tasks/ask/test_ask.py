@@ -26,6 +26,7 @@ from multimodal.weights.folder import load_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.chats import checkpoint
 from tests.helpers.data.video_files import ramp, video
+from tests.helpers.spread import thin
 
 NEW = {"max_new_tokens": 6}
 RED, BLUE = (Image.new("RGB", (12, 8), colour) for colour in ("red", "blue"))
@@ -64,6 +65,7 @@ def test_an_answer_is_the_models_own(asker):
     assert "".join(asker.stream("which?", RED, SOUND)).strip() == text
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["any", "any-conformer", "any-crossing"])
 def test_a_batch_gives_what_each_item_gets_alone(name):
     asker = Asker(checkpoint(name), compute_type="float32", batch_size=4, **NEW)
@@ -233,6 +235,7 @@ def test_a_model_without_a_kind_says_what_it_takes(tiny):
         Asker(tiny)("what?", SOUND[1])
 
 
+@pytest.mark.ci
 def test_sound_is_known_by_its_bytes_and_urls_are_read_on_request(asker, tiny, tmp_path, monkeypatch):
     file = io.BytesIO()
     with wave.open(file, "wb") as made:
@@ -300,6 +303,7 @@ def test_sampling_needs_its_seed_alone(tiny):
     assert options_for({"temperature": 1.0}).temperature == 1.0
 
 
+@pytest.mark.ci
 def test_the_command(capsys, folder, tmp_path, monkeypatch):
     RED.save(tmp_path / "a.png")
     with wave.open(str(tmp_path / "b.wav"), "wb") as file:

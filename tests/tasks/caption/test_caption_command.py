@@ -37,6 +37,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.ci
 def test_every_format_says_the_same(capsys, model, images):
     flags = (images, "-m", model, "--beam_size", 3, "--num_captions", 2, *MIN)
     code, out, err = run(capsys, "caption", *flags, "--format", "json")
@@ -60,6 +61,7 @@ def test_every_format_says_the_same(capsys, model, images):
     assert all(text in out for _, text, _ in flat)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("style", ["csv", "jsonl"])
 def test_a_second_call_goes_on_and_a_broken_image_stops_nobody(capsys, model, images, tmp_path, style):
     (images / "b.png").rename(tmp_path / "b.png")
@@ -85,6 +87,7 @@ def test_a_second_call_goes_on_and_a_broken_image_stops_nobody(capsys, model, im
     assert code == 0
 
 
+@pytest.mark.ci
 def test_texts_lie_beside_the_images_and_are_left_alone(capsys, model, images):
     kept = images / "c.txt"
     kept.write_text("my own words\n")
@@ -105,6 +108,7 @@ def test_texts_lie_beside_the_images_and_are_left_alone(capsys, model, images):
     assert not list(images.rglob("*.part"))
 
 
+@pytest.mark.ci
 def test_two_images_never_share_a_text(capsys, model, images, tmp_path):
     Image.open(images / "b.png").save(images / "a.jpg")
     code, _, err = run(capsys, "caption", images, "-m", model, "--format", "txt-per-image", *MIN)
@@ -121,6 +125,7 @@ def test_two_images_never_share_a_text(capsys, model, images, tmp_path):
     assert (tmp_path / "all" / "inside" / "a.txt").exists()  # the folders are made again
 
 
+@pytest.mark.ci
 def test_several_captions_are_lines(capsys, model, images):
     run(
         capsys,
@@ -139,6 +144,7 @@ def test_several_captions_are_lines(capsys, model, images):
     assert (images / "a.txt").read_text().splitlines() == [one["caption"] for one in row["captions"]]
 
 
+@pytest.mark.ci
 def test_regions_are_drawn_and_change_no_caption(capsys, model, images, tmp_path):
     flags = (images, "-m", model, "-o", tmp_path / "out.csv", *MIN)
     run(capsys, "caption", *flags)
@@ -156,6 +162,7 @@ def test_regions_are_drawn_and_change_no_caption(capsys, model, images, tmp_path
     assert (tmp_path / "out.csv").read_text() == plain
 
 
+@pytest.mark.ci
 def test_the_cards_defaults_give_way_to_flags(capsys, model, images):
     own = model.with_name("own")
     _, out, _ = run(capsys, "caption", images / "a.png", "-m", own, "--format", "json")

@@ -17,6 +17,7 @@ from multimodal.tasks.caption.options import CaptionOptions, options_for
 from multimodal.tasks.encode.images import pixels_of
 from multimodal.weights.folder import Checkpoint
 from tests.helpers.data.captions import CONTEXT, RECORD, written
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ALL, randomized
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the caption is empty")  # of one image it is
@@ -46,6 +47,7 @@ WAYS = {
 }
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_of_any_size_gives_what_each_image_gives_alone(captioner, images, way):
     write = CaptionWriter(*prepared(captioner, "float32", None, WAYS[way]))
@@ -59,6 +61,7 @@ def test_a_batch_of_any_size_gives_what_each_image_gives_alone(captioner, images
     assert [found[0].ids for found in write(pixels[order])] == [alone[i][0].ids for i in order.tolist()]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("way", ["greedy", "beams", "nucleus", "prompt"])
 def test_steps_that_a_gpu_replays_write_the_same(captioner, images, way, monkeypatch):
     write, pixels = CaptionWriter(*prepared(captioner, "float32", None, WAYS[way])), pixels_of(images, RECORD)
@@ -72,6 +75,7 @@ def test_steps_that_a_gpu_replays_write_the_same(captioner, images, way, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["captioner-bert", "git", "coca"])
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("way", ["greedy", "beams", "prompt"])
 def test_every_kind_of_captioner_is_decoded_batched_as_alone(captioner, images, kind, way):
     made, config = ALL[kind]
@@ -120,6 +124,7 @@ def test_what_a_caption_says_of_itself(captioner, images, way):
         )
 
 
+@pytest.mark.ci
 def test_logprob_is_the_models_own_whatever_was_narrowed(captioner, images):
     for options in ({}, {"beam_size": 3}, {"top_p": 0.5, "seed": 1}):
         row = caption(images[0], captioner, compute_type="float32", **options)[0]
@@ -132,6 +137,7 @@ def test_logprob_is_the_models_own_whatever_was_narrowed(captioner, images):
         assert row["logprob"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.ci
 def test_draws_follow_the_seed_and_equal_texts_are_one(captioner, images):
     drawn = [caption(images[2], captioner, temperature=0.3, num_captions=30, seed=seed)[0] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -160,6 +166,7 @@ def test_typed_control_tokens_stay_text(captioner):
         assert tokenizer.decode(write.prompt) == spelled
 
 
+@pytest.mark.ci
 def test_an_empty_caption_is_said_and_broken_logits_are_refused(images):
     ends = written(end=60.0)
     with pytest.warns(UserWarning, match="the caption is empty"):
@@ -244,6 +251,7 @@ def test_the_cards_options_hold_until_others_are_asked_for(captioner, images):
             caption(images[0], replace(captioner, card={"caption": wrong}))
 
 
+@pytest.mark.ci
 def test_broken_images_stand_in_their_place_and_the_others_are_done(captioner, images, tmp_path: Path):
     names = []
     for number, image in enumerate(images[:5]):

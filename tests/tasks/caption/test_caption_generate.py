@@ -59,6 +59,7 @@ def test_a_model_of_another_kind_is_refused(captioner):
     assert caption([], captioner) == []
 
 
+@pytest.mark.ci
 def test_generate_is_greedy_or_seeded_and_keeps_within_the_context(tokenizer, tmp_path):
     torch.manual_seed(0)
     text = TextTransformer(TextConfig(tokenizer.vocab_size, 24, transformer(32, 2, 4, 64), True, True)).eval()

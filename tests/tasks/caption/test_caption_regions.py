@@ -56,6 +56,7 @@ def captioner() -> Checkpoint:
     return Checkpoint(teach(model, pixels, batch, 150, 1e-2), tokenizer, RECORD)
 
 
+@pytest.mark.ci
 def test_a_colours_word_points_to_its_half(captioner):
     write = CaptionWriter(*prepared(captioner, "auto", None, {}))
     shares = []
@@ -71,6 +72,7 @@ def test_a_colours_word_points_to_its_half(captioner):
     assert sum(shares) / len(shares) > 0.7
 
 
+@pytest.mark.ci
 def test_the_image_of_the_regions_shows_where_words_are(captioner, tmp_path):
     """The overlay of "red" is hot on the left, the one of "blue" on the right."""
     halves("red", "blue").save(tmp_path / "two.png")

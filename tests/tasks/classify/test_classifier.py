@@ -29,6 +29,7 @@ def saved(capsys, models, path: Path, *flags: object) -> Path:
     return path
 
 
+@pytest.mark.ci
 def test_a_saved_classifier_gives_the_same_scores_and_encodes_no_text(capsys, models, folder, tmp_path, monkeypatch):
     file = saved(capsys, models, tmp_path / "c.safetensors", "--threshold", 0.4)
     common = ["classify", folder, "-m", models / "clip", "--format", "jsonl"]
@@ -67,6 +68,7 @@ def test_another_model_or_preprocessing_is_refused(capsys, models, folder, tmp_p
     assert "was made for images with resize shortest" in one_line(err)
 
 
+@pytest.mark.ci
 def test_any_flipped_byte_of_a_classifier_is_noticed(capsys, models, folder, tmp_path):
     from multimodal.tasks.classify.classifier_file import read_classifier
 
@@ -175,6 +177,7 @@ def test_a_cut_label_is_named_once_among_many(models, monkeypatch):
     )
 
 
+@pytest.mark.ci
 def test_ten_thousand_labels_are_quick(models):
     checkpoint = load_folder(models / "clip")
     labels = [f"{i}" for i in range(10_000)]

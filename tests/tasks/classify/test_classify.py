@@ -19,6 +19,7 @@ from multimodal.tasks.classify.classifier import ZeroShotClassifier
 from multimodal.weights.folder import load_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.processes.programs import LIMIT, forked, wait_for
+from tests.helpers.spread import thin
 
 LABELS = ["--labels", "red", "blue", "dog"]
 
@@ -42,6 +43,7 @@ def assert_same_scores(own: Path, expected: Path) -> None:
     assert list(map(float, number.findall(own))) == pytest.approx(list(map(float, number.findall(expected))), abs=3e-6)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("style", ["csv", "jsonl"])
 def test_a_second_call_does_what_is_missing_and_says_so(capsys, models, folder, tmp_path, style):
     whole, part = tmp_path / f"whole.{style}", tmp_path / f"part.{style}"
@@ -77,6 +79,7 @@ def test_rows_of_an_image_that_has_changed_since_are_told(capsys, models, folder
     assert f"keeps the rows of 1 images that have changed since, such as {image};" in err
 
 
+@pytest.mark.ci
 def test_good_images_are_done_and_broken_ones_told_at_each_call(capsys, models, folder, tmp_path):
     causes = breakages(folder)
     arguments = ["classify", folder, *LABELS, "-m", models / "clip", "-o", tmp_path / "o.csv", "--batch_size", 4]
@@ -95,6 +98,7 @@ def test_good_images_are_done_and_broken_ones_told_at_each_call(capsys, models, 
     assert (tmp_path / "o.csv").read_text().count("text.jpg") == 3
 
 
+@pytest.mark.ci
 def test_kill_and_interrupt_lose_nothing_and_the_end_is_that_of_an_unbroken_run(capsys, models, folder, tmp_path):
     program = (
         "import sys, time\n"
@@ -131,6 +135,7 @@ def test_the_batch_in_which_a_stop_came_is_made_whole_again():
     assert remaining(files, set(files), 4) == ([], [])
 
 
+@pytest.mark.ci
 def test_results_of_other_labels_models_or_settings_are_not_mixed(capsys, models, folder, tmp_path):
     path = tmp_path / "o"
     common = ["classify", folder, "-m", models / "clip", "-o", path, "--format", "csv"]
@@ -201,6 +206,7 @@ def test_photos_of_phones_that_are_not_read_are_counted(capsys, tmp_path):
 # none of these
 
 
+@pytest.mark.ci
 def test_none_of_these_is_the_answer_below_the_threshold(capsys, models, folder):
     common = ["classify", folder, *LABELS, "-m", models / "clip"]
     sure = json.loads(run(capsys, *common, "--threshold", 0.0, "--format", "json")[1])
@@ -224,6 +230,7 @@ def test_none_of_these_is_the_answer_below_the_threshold(capsys, models, folder)
     )
 
 
+@pytest.mark.ci
 def test_cosines_are_as_they_are_and_sigmoid_is_refused_for_a_softmax_model(capsys, models, folder):
     common = ["classify", folder, *LABELS, "-m", models / "clip", "--format", "json"]
     cosines = json.loads(run(capsys, *common, "--scores", "cosine")[1])

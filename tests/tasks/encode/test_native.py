@@ -138,6 +138,7 @@ def test_what_cannot_be_done_is_refused():
         native_features(made("vit-mean"), [], RECORD, 0)
 
 
+@pytest.mark.ci
 def test_command_takes_images_whole(tmp_path, capsys):
     folder = tmp_path / "images"
     folder.mkdir()

@@ -93,6 +93,7 @@ def test_columns_have_a_row_for_each_video(models, clip, photo):
     assert Embedder(models / "clip", max_frames=3)(batch)["vector"].shape[0] == 3
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*the caption is empty")
 def test_captions_of_frames_or_of_the_best_one(clip, tmp_path):
     save_folder(written(end=2.0), tmp_path / "captioner")
@@ -115,6 +116,7 @@ def test_a_damaged_video_is_one_error(models, tmp_path):
         assert "no frames (0 decoded, 2 failed" in str(error)
 
 
+@pytest.mark.ci
 def test_an_index_of_frames_is_updated_as_a_whole(models, clip, photo, tmp_path):
     checkpoint, folder = load(models / "clip"), tmp_path / "index"
 

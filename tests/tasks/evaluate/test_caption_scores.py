@@ -50,6 +50,7 @@ def test_random_sentences_score_as_in_coco_caption(vocabulary):
     agree(captions, references)
 
 
+@pytest.mark.ci
 def test_what_people_wrote_scores_as_in_coco_caption(shared_data):
     lines = (shared_data / "vision/flickr8k-1000/test.jsonl").read_text().splitlines()
     texts = [json.loads(line)["captions"] for line in lines]

@@ -17,6 +17,7 @@ from multimodal.tasks.report.page import columns
 from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data.sets import lines, wav
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import thin
 from tests.weights.speech.test_moonshine import folder
 
 SAMPLE = ROOT / "assets" / "sample"
@@ -170,6 +171,7 @@ def manifest(tmp_path: Path, tone: Path) -> Path:
     return lines(tmp_path / "list.jsonl", rows)
 
 
+@pytest.mark.ci
 def test_broken_lines_and_recordings_are_named_by_their_line_and_the_others_evaluated(capsys, tmp_path, manifest):
     report = tmp_path / "new" / "report.md"
     code, out, err = run(capsys, "evaluate", "asr", manifest, "-q", "--report", report, "--batch_size", 3)
@@ -209,6 +211,7 @@ def test_json_and_the_flags_of_transcription(capsys, tmp_path, manifest):
     assert '"vad_filter": true' in page.text
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("default:--")
 def test_a_flag_without_effect_is_told(capsys, manifest):
     code, _, err = run(capsys, "evaluate", "asr", manifest, "--limit", 1, "--vad_threshold", 0.3)
@@ -224,6 +227,7 @@ def test_a_list_with_columns_of_other_names(capsys, tmp_path, more):
     assert (code, '"utterances": 1' in out) == (0, True), err
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

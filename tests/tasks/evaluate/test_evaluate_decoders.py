@@ -15,6 +15,7 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint, load_folder
 from tests.helpers.data.audio_files import first_words
 from tests.helpers.paths import ROOT
+from tests.helpers.spread import thin
 
 SAMPLE = ROOT / "assets" / "sample" / "speech.flac"
 
@@ -24,6 +25,7 @@ def checkpoint() -> Checkpoint:
     return load_folder(ROOT / "assets" / "asr-conformer-en")
 
 
+@pytest.mark.ci
 def test_each_decoder_has_its_error_rates(checkpoint, tmp_path):
     line = json.dumps({"audio_filepath": "speech.flac", "text": SAMPLE.with_suffix(".txt").read_text()})
     (tmp_path / "speech.flac").write_bytes(SAMPLE.read_bytes())
@@ -36,6 +38,7 @@ def test_each_decoder_has_its_error_rates(checkpoint, tmp_path):
     assert figures["joint"]["wer"] < 0.2
 
 
+@pytest.mark.ci
 def test_joint_and_greedy_texts_are_those_of_transcribe(checkpoint):
     options = DecoderOptions(("greedy", "joint"), beam_size=3)
     texts, seconds = transcripts(checkpoint, [filterbank(read_audio(first_words()))], options)
@@ -44,6 +47,7 @@ def test_joint_and_greedy_texts_are_those_of_transcribe(checkpoint):
     assert seconds.keys() == {"encoder", "greedy", "joint"}
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_batched_beam_search_equals_single(checkpoint, weight):
     features = filterbank(read_audio(SAMPLE))

@@ -23,11 +23,13 @@ from tests.helpers.commands import Page, evaluated, one_line, run
 from tests.helpers.data.sets import COLOURS, lines, shard, squares, table
 from tests.helpers.paths import RECIPES
 from tests.helpers.references.vision import open_clip_case, timm_case
+from tests.helpers.spread import thin
 
 TEXT = {"context_length": 77, "vocab_size": 49408, "width": 24, "heads": 3, "layers": 2}
 CLASSES = ["blue square", "green square", "red square", "yellow square", "tench", "great white shark, <end_of_text>"]
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("options", [{}, {"init_logit_bias": -10.0}], ids=["softmax", "sigmoid"])
 def test_logits_are_those_of_open_clips_zero_shot_classifier(options, images):
     from open_clip import build_zero_shot_classifier
@@ -61,6 +63,7 @@ def test_logits_are_those_of_open_clips_zero_shot_classifier(options, images):
     torch.testing.assert_close(again[:, :5], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_zeroshot_json_table_report_and_confusion(capsys, models, images, tmp_path):
     made = evaluated(capsys, "zeroshot", images, "-m", models / "clip", "--report", tmp_path / "r.html",
                      "--confusion", tmp_path / "c.png")  # fmt: skip
@@ -96,6 +99,7 @@ def test_training_and_the_command_measure_the_same_accuracy(capsys, models, imag
     assert figures["top1"] == pytest.approx(made["acc1"], abs=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("always:.*matched to classes by order")
 def test_names_of_classes_come_from_a_table_or_a_list(capsys, models, images, tmp_path):
     common = ["zeroshot", images, "-m", models / "clip"]
@@ -164,6 +168,7 @@ def test_a_saved_classifier_gives_the_figures_of_its_labels(capsys, models, imag
     assert "'zebra'" in one_line(err)
 
 
+@pytest.mark.ci
 def test_tars_lists_and_limit(capsys, models, tmp_path):
     tar = shard(tmp_path / "a.tar", range(9))
     made = evaluated(capsys, "zeroshot", tar, "-m", models / "clip", "--limit", "5")
@@ -174,6 +179,7 @@ def test_tars_lists_and_limit(capsys, models, tmp_path):
     assert (made["images"], made["texts"]) == (4, 4)
 
 
+@pytest.mark.ci
 def test_broken_images_are_listed_counted_and_left_out(capsys, models, tmp_path):
     tar = shard(tmp_path / "a.tar", range(9), broken=[4])
     code, out, err = run(capsys, "evaluate", "zeroshot", tar, "-m", models / "clip", "--format", "json")
@@ -194,6 +200,7 @@ def test_broken_images_are_listed_counted_and_left_out(capsys, models, tmp_path)
         assert cause in err
 
 
+@pytest.mark.ci
 def test_features_are_kept_for_the_model_and_the_images(capsys, models, tmp_path, monkeypatch):
     tar, cache = shard(tmp_path / "a.tar", range(9), broken=[4]), tmp_path / "cache"
     common = ["evaluate", "zeroshot", tar, "-m", models / "clip", "--format", "json", "--features_cache", cache]
@@ -288,6 +295,7 @@ def test_data_without_labels_or_with_one_class_is_refused(capsys, models, images
         assert cause in one_line(err)
 
 
+@pytest.mark.ci
 def test_unusable_data_is_one_line(capsys, models, images, captions, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copytree(images / "red_square", tmp_path / "numbers" / "0")
@@ -322,6 +330,7 @@ def test_unusable_data_is_one_line(capsys, models, images, captions, tmp_path):
     assert "--train" in err
 
 
+@pytest.mark.ci
 def test_models_that_cannot_be_evaluated_so_are_refused(capsys, models, images, captions, tmp_path):
     clip = load_folder(models / "clip")
     save_folder(Checkpoint(clip.model, clip.tokenizer), tmp_path / "bare")
@@ -365,6 +374,7 @@ def test_a_model_whose_vectors_are_not_finite_is_refused(capsys, models, images,
     assert "is not finite" in one_line(err)
 
 
+@pytest.mark.ci
 def test_known_figures_of_the_shipped_model(capsys, shared_data):
     """Caltech-101, as in the documentation; the rounding of another processor may change one image of 400."""
     data = shared_data / "vision" / "caltech101" / "val"

@@ -30,6 +30,7 @@ from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers.commands import Page, one_line, run
 from tests.helpers.data import sets
 from tests.helpers.data.audio_files import first_words
+from tests.helpers.spread import thin
 from tests.helpers.tiny import TEXTS, randomized
 
 SENTENCES = ["a dog runs", "a cat sleeps", "two dogs run"]
@@ -74,6 +75,7 @@ def test_files_that_cannot_be_scored_are_named_and_the_others_go_on(capsys, lang
     assert "perplexity" in (tmp_path / "r.md").read_text()
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("flags", "message"), [
     (["lm", "text.txt", "-m", "clip-vit-16"], "expected a causal language model, got clip"),
     (["lm", "text.txt", "-m", "lm", "--stride", "9"], "stride must be at most the context of 8 tokens (got 9)"),
@@ -92,6 +94,7 @@ def test_models_and_data_that_do_not_fit_are_one_line(capsys, language_model, tm
     assert message in one_line(err)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::multimodal.tokens.text.tokenizer.TextCut")  # random weights do not end
 def test_bleu_and_chrf_are_sacrebleus_of_the_translations(capsys, tmp_path):
     tokenizer = BytePairTokenizer.train(SENTENCES * 2, 280, languages=["en", "de"])
@@ -183,6 +186,7 @@ def test_errors_of_a_tabular_model(capsys, tmp_path):
     assert same == found
 
 
+@pytest.mark.ci
 def test_whole_recordings_are_measured_with_each_decoder(capsys, tmp_path):
     (tmp_path / "speech.wav").write_bytes(first_words())
     text = "a young boy in a red shirt is playing with a ball on the beach"

@@ -104,6 +104,7 @@ def test_the_last_word_is_right_if_each_of_its_tokens_is_the_most_probable(capsy
         assert figures["accuracy"] == 0
 
 
+@pytest.mark.ci
 def test_cloze_and_winograd_take_the_choice_with_the_highest_score(capsys, checkpoint, folder):
     right = {"cloze": [], "per_byte": [], "winograd": []}
     for item in ITEMS:

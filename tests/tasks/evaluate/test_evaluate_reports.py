@@ -122,6 +122,7 @@ def test_words_find_their_times_though_the_normalizer_changes_them():
     assert word_times(words, [], normal) == [None] * 6
 
 
+@pytest.mark.ci
 def test_asr_report_plays_each_wrong_utterance_and_its_words(capsys, tmp_path, monkeypatch):
     shutil.copy(SAMPLE / "speech.flac", tmp_path / "speech.flac")
     text = (SAMPLE / "speech.txt").read_text().strip()

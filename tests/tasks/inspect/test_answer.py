@@ -21,6 +21,7 @@ from multimodal.tokens.image.tiles import tiled
 from multimodal.weights.folder import save_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.video_files import ramp, video
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ANYS, WIDTH, randomized, stack
 from tests.tasks.ask.conftest import checkpoint
 
@@ -29,6 +30,7 @@ SOUND = (16000, np.sin(np.arange(24000) / 7).astype(np.float32))
 HALF = (0.5, 0.5, 0.5)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["any", "any-conformer", "any-crossing"])
 def test_shares_of_all_media_sum_to_1(name, tmp_path):
     path = tmp_path / "clip.mp4"
@@ -148,6 +150,7 @@ def test_newlines_of_a_video_have_no_place():
     assert sum(float(one.share) for one in seen) == pytest.approx(1 - 1 / rows)
 
 
+@pytest.mark.ci
 def test_the_command(capsys, tmp_path):
     save_folder(checkpoint("any"), tmp_path / "any")
     RED.save(tmp_path / "a.png")

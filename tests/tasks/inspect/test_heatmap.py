@@ -134,6 +134,7 @@ def test_map_points_at_what_the_text_names(pool):
             assert one[there].min() > max(0.0, 2 * one[~there].max())
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not CALTECH.exists(), reason="needs shared/data/vision/caltech101")
 def test_shipped_model_points_at_two_real_objects_side_by_side():
     checkpoint, pick = load("clip-vit-16"), random.Random(0)
@@ -291,6 +292,7 @@ def test_what_cannot_be_done_is_refused(tmp_path, maps):
         maps.write(tmp_path / "broken.jpg", result("red"))
 
 
+@pytest.mark.ci
 def test_command_draws_and_prints_the_same_scores(tmp_path, capsys):
     for number, name in enumerate(("left", "right")):
         (tmp_path / "in" / name).mkdir(parents=True)

@@ -27,6 +27,7 @@ def seen(capsys, *arguments: object) -> dict:
     return json.loads(out)
 
 
+@pytest.mark.ci
 def test_distances_over_a_folder_are_the_mean_of_its_images(capsys, files, photos, tmp_path):
     whole = seen(capsys, files["vit"], photos, "--what", "distance", "--plot", tmp_path / "d.png")
     each = [seen(capsys, files["vit"], photos / f"{n}.png", "--what", "distance")["distances"] for n in range(3)]
@@ -36,6 +37,7 @@ def test_distances_over_a_folder_are_the_mean_of_its_images(capsys, files, photo
     assert (tmp_path / "d.png").stat().st_size > 1000
 
 
+@pytest.mark.ci
 def test_maps_of_files_and_frames_are_those_of_each_alone(capsys, files, photos, tmp_path):
     stills = [np.full((32, 32, 3), 10 * n, np.uint8) for n in range(20)]
     (tmp_path / "clip.mp4").write_bytes(video(stills))

@@ -42,6 +42,7 @@ def test_a_power_law_is_found_again():
             fit_power_law(x, y)
 
 
+@pytest.mark.ci
 def test_tokens_are_for_models_of_text(capsys):
     code, _, err = run(capsys, "info", "clip-vit-16", "--training_tokens", 5)
     assert (code, "--training_tokens needs a model that predicts tokens" in one_line(err)) == (1, True)

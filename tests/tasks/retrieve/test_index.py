@@ -22,6 +22,7 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 from tests.helpers.data.index_files import cut, write_image
+from tests.helpers.spread import thin
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,7 @@ def stop_after(images: int):
     return watch
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("damage", ["", "line", "row", "rows", "zeros"])
 def test_an_interrupted_build_keeps_finished_vectors(clip, photos, tmp_path, damage):
     folder = tmp_path / "index"
@@ -316,6 +318,7 @@ def filled(
         finish(writer, kind, target, lambda _: samples, notes)
 
 
+@pytest.mark.ci
 def test_faiss_reaches_the_target_recall_with_exact_scores(tmp_path):
     vectors, notes = clustered(5000), []
     filled(tmp_path, vectors[:4000], "ivf", notes)

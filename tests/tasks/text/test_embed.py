@@ -30,6 +30,7 @@ from tests.helpers.references.causal import SIZES as CAUSAL
 from tests.helpers.references.encoders import bert_folder
 from tests.helpers.references.hub import hub_folder, pipeline
 from tests.helpers.references.vision import randomized
+from tests.helpers.spread import thin
 from tests.helpers.tiny import TEXT_TO_TEXT
 from tests.helpers.tiny import made as tiny
 from tests.helpers.tiny import randomized as random_weights
@@ -60,6 +61,7 @@ def pooled(folder: Path, pooling: str) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls", "last", "pooler"])
 def test_vectors_equal_transformers_in_the_order_of_the_texts(bert, pooling):
     checkpoint, theirs = load(bert), pooled(bert, pooling)
@@ -266,6 +268,7 @@ def test_our_own_folder_embeds_alike(capsys, bert, tmp_path):
     assert len(json.loads(out)["vector"]) == SIZES["hidden_size"]
 
 
+@pytest.mark.ci
 def test_command_for_images(capsys, tmp_path):
     """A broken image gets one line, the others are done, and each vector stays at the place of its image."""
     for name in ("a", "c"):

@@ -17,6 +17,7 @@ from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.wordpieces import SIZES, WORDS, wordpiece
 from tests.helpers.references.vision import randomized
+from tests.helpers.spread import thin
 from tests.helpers.tiny import made as tiny
 
 TEXTS = ["the dog sits at the [MASK].", "[MASK] dogs [MASK] the sea", "[MASK]", "a[MASK]b [MASK]"]
@@ -100,6 +101,7 @@ def alike(one: list[dict], other: list[dict]) -> bool:
     return near and [row["filled"] for row in one] == [row["filled"] for row in other]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["bert", "roberta", "apart", "albert"])
 def test_guesses_and_probabilities_equal_transformers(folders, name):
     checkpoint = load(folders / name)
@@ -218,6 +220,7 @@ def test_a_folder_with_vocab_txt_alone_has_berts_tokenizer(folders, tmp_path):
     assert alike(fill_mask(TEXTS, checkpoint, 2), fill_mask(TEXTS, other, 2))
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("name", "family"), [("bert", "bert"), ("roberta", "roberta"), ("albert", "albert"), ("apart", "roberta")]
 )

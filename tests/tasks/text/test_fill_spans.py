@@ -11,6 +11,7 @@ from multimodal.weights.load import load
 from tests.helpers.commands import one_line, run
 from tests.helpers.data.wordpieces import SIZES, WORDS, wordpiece
 from tests.helpers.references.vision import randomized
+from tests.helpers.spread import thin
 from tests.tasks.text.test_fill_mask import byte_level
 
 BART_TEXTS = ["the dog <mask> the dog", "<mask> the dog", "the <mask>, the <mask>."]
@@ -51,6 +52,7 @@ def generated(folder, text: str, **options) -> list[int]:
     return made[0].tolist()
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_bart_writes_the_whole_text_as_generate_does(folders, beams):
     from transformers import AutoTokenizer
@@ -66,6 +68,7 @@ def test_bart_writes_the_whole_text_as_generate_does(folders, beams):
         assert mine["score"] < 0
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_t5_fills_its_sentinels_as_generate_does(folders, beams):
     checkpoint = load(folders / "t5")

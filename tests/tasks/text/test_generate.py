@@ -26,6 +26,7 @@ from tests.helpers.byte_models import byte_model
 from tests.helpers.commands import one_line, run
 from tests.helpers.references import decoders as decoder_references
 from tests.helpers.references import seq2seq as seq2seq_references
+from tests.helpers.spread import thin
 from tests.helpers.tiny import TEXTS
 
 MOST = 9
@@ -67,6 +68,7 @@ ASKED = [
 ]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize(("name", "file"), [("Hugging Face T5", "generation_config.json"),
                                             ("Hugging Face BART", "config.json")])  # fmt: skip
@@ -108,6 +110,7 @@ def test_a_value_that_cannot_be_is_refused():
         generate("a", checkpoint)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("name", "ours", "theirs"), [
     ("Llama", *SEARCHES[0]),
     *((name, *both) for name in ("GPT-2", "Mistral", "Hugging Face T5", "Hugging Face BART") for both in SEARCHES),
@@ -145,6 +148,7 @@ def tiny(tmp_path_factory):
 DRAWN = {"temperature": 1.3, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "num_return": 2, "max_new_tokens": 12}
 
 
+@pytest.mark.ci
 def test_draws_follow_the_seed_and_not_the_batch():
     prompts = ["abc", "x", "hello you", ""]
     together = list(generate_many(prompts, byte_model(), seed=3, **DRAWN))
@@ -157,6 +161,7 @@ def test_draws_follow_the_seed_and_not_the_batch():
         assert [one.logprob for one in alone] == pytest.approx([one.logprob for one in own], abs=1e-4)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("options", [{"repetition_penalty": 1.4}, {"temperature": 1.2, "seed": 5},
                                      {"temperature": 2.0, "stop": ["e", "qq"]}])  # fmt: skip
 @pytest.mark.parametrize("kind", ["learned", "window"])
@@ -237,6 +242,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 def test_values_that_cannot_be_used_are_named():
     model = byte_model()
     for options, told in WRONG:

@@ -10,6 +10,7 @@ from multimodal.tasks.text.generate import Generator
 from tests.helpers.byte_models import byte_model
 
 
+@pytest.mark.ci
 def test_any_thread_takes_pieces_of_streams_and_calls_come_in_between():
     one = Generator(byte_model(), max_new_tokens=20)
     expected, other, parts = one("hello"), one("world"), []

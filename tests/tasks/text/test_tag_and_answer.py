@@ -22,6 +22,7 @@ from tests.helpers.references.token_heads import (
     byte_folder_with_prefix,
     wordpiece_folder,
 )
+from tests.helpers.spread import thin
 
 QUESTION = "Where did the orchestra of Vienna play ?"
 PAIRS = {"wordpiece": wordpiece_folder, "bytes": byte_folder, "bytes, two segments": byte_folder_of_segments}
@@ -39,6 +40,7 @@ def taggers(kind, tmp_path_factory):
     return folder, FOLDERS[kind](folder, "TokenClassification")
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("merge", ["simple", "first", "average", "max"])
 def test_entities_equal_the_pipeline(taggers, merge):
     from transformers import AutoTokenizer
@@ -103,6 +105,7 @@ def test_labels_of_other_kinds_equal_the_pipeline(tmp_path, labels):
 
 
 @pytest.mark.parametrize("kind", PAIRS)
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("length", "overlap", "null", "top_k"),
                          [(384, 128, False, 1), (384, 128, True, 4), (70, 20, True, 3), (60, 8, False, 6)])  # fmt: skip
 def test_answers_equal_the_pipeline(kind, tmp_path, length, overlap, null, top_k):

@@ -26,6 +26,7 @@ from multimodal.weights.text import marian as marian_weights
 from tests.helpers.commands import one_line, run
 from tests.helpers.references.seq2seq import named
 from tests.helpers.references.translation import ENGLISH, GERMAN, m2m100, marian, mbart50
+from tests.helpers.spread import thin
 
 TEXTS = ["the cat sat on the mat", "a dog", "two dogs and 3 cats, at sea!", "the sea is near", "a dog"]
 
@@ -93,6 +94,7 @@ RULES = [
 ]  # fmt: skip
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize(("rules", "asked", "beams"), [(*RULES[0], 1), (*RULES[1], 5)])
 @pytest.mark.parametrize("name", ["m2m100", "mbart", "many", "marian"])
 def test_tokens_equal_transformers_generate(references, root, name, rules, asked, beams):
@@ -120,6 +122,7 @@ def test_tokens_equal_transformers_generate(references, root, name, rules, asked
             assert abs(one.score - expected.sequences_scores.item()) < 1e-4
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["marian", "many"])
 def test_a_forced_first_token_begins_a_translation(references, root, name, beams):
@@ -157,6 +160,7 @@ def test_a_checkpoint_chooses_beams_and_not_the_length(own):
     assert options.max_new_tokens is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_translation_does_not_depend_on_its_batch(own, beams):
     alone = [translate([text], own, "en", "de", beam_size=beams, max_new_tokens=12)[0] for text in TEXTS]
@@ -202,6 +206,7 @@ def test_texts_beyond_the_context_are_cut_and_that_is_told_or_refused(own):
         translate([""], own, "en", "de", max_new_tokens=100)
 
 
+@pytest.mark.ci
 def test_lines_of_a_file_stay_where_they_are_and_broken_ones_are_named(capsys, own, root, tmp_path):
     file = tmp_path / "in.txt"
     file.write_bytes(b"\xef\xbb\xbfthe cat sat\r\n\nbad \xff line\na dog\n")
@@ -233,6 +238,7 @@ def test_texts_and_the_standard_input(capsys, own, root, monkeypatch):
                "--max_new_tokens", 8)[:2] == (code, out)  # fmt: skip
 
 
+@pytest.mark.ci
 def test_a_foreign_folder_translates_alike_once_converted(capsys, references, root, tmp_path):
     for name, way in (("m2m100", ("--from", "German", "--to", "fr")), ("marian", ())):
         command = ("translate", "die Katze", "sea", *way, "--max_new_tokens", 8, "--beam_size", 2, "-m")
@@ -242,6 +248,7 @@ def test_a_foreign_folder_translates_alike_once_converted(capsys, references, ro
         assert run(capsys, *command, tmp_path / name)[:2] == first[:2]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("model", "flags", "cause"),
     [

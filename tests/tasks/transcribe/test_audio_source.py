@@ -14,6 +14,7 @@ from multimodal.tasks.transcribe.audio_source import AudioSource, MelReader, cli
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio
 from tests.helpers.data.audio_files import chirp, wav
+from tests.helpers.spread import thin
 
 
 def sound(samples: int) -> torch.Tensor:
@@ -28,6 +29,7 @@ def reader(recording: AudioSource, bands: int = 80, kept: bool = False) -> MelRe
 
 
 @pytest.mark.parametrize("kept", [False, True])
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("bands", [80, 128])
 @pytest.mark.parametrize("samples", [1, 150, 200, 201, 399, 1600, 96000, 480000, 480001, 33 * RATE + 77])
 def test_windows_equal_the_mel_of_the_whole(samples, bands, kept):
@@ -60,6 +62,7 @@ def test_a_window_further_back_is_read_again():
     assert torch.equal(mel.window(10, 500), first)
 
 
+@pytest.mark.ci
 def test_the_windows_hold_little(monkeypatch):
     held = []
     mel = reader(AudioSource(sound(600 * RATE)))

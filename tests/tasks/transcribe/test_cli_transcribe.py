@@ -63,6 +63,7 @@ def clips(tmp_path):
     return folder
 
 
+@pytest.mark.ci
 def test_stdin_to_files_and_stdout_and_nothing_stays_behind(say, piped, monkeypatch, tone, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

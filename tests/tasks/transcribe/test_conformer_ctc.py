@@ -28,6 +28,7 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import RATE, sound, tiny_hybrid
 
 BEST_PATH = SpeechDecodingOptions(beam_size=1)
@@ -59,6 +60,7 @@ def test_greedy_is_the_ctc_best_path(joint):
     assert heard.words[-1].end == pytest.approx((spoken[-1] + 1) * 0.04, abs=0.25)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_batched_equals_alone(joint, beam_size):
     options = RecognizerOptions(beam_size=beam_size)
@@ -90,6 +92,7 @@ def test_windows_tile_the_recording_and_segments_lie_in_them(joint):
             last = segment["end"]
 
 
+@pytest.mark.ci
 def test_times_of_words_are_whole_milliseconds():
     wave = read_audio(asset("sample", "speech.flac"))
     (found,) = transcribed(wave, load("asr-conformer-en"), RecognizerOptions(word_timestamps=True))
@@ -258,6 +261,7 @@ def test_a_neural_scorer_equals_the_model_on_each_text():
         assert scorer(torch.full((2, length), 3)).exp().sum(-1).tolist() == pytest.approx([1, 1])
 
 
+@pytest.mark.ci
 def test_a_language_model_changes_the_text_of_a_recording(joint, tmp_path):
     model = tiny_lm(joint.tokenizer.vocab_size, 64)
     save_folder(Checkpoint(model, joint.tokenizer), tmp_path / "lm")

@@ -61,6 +61,7 @@ def weighted(mini, wave):
     return list(zip(found, weights, strict=True))
 
 
+@pytest.mark.ci
 @torch.inference_mode()
 def test_sound_without_speech_in_front_does_not_change_the_language(mini):
     german, english = (read_audio(asset("sample", name)) for name in ("german.flac", "speech.flac"))

@@ -28,6 +28,7 @@ from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 from tests.helpers.data.sets import wav
 from tests.helpers.processes.programs import wait_for
+from tests.helpers.spread import thin
 from tests.helpers.tiny import randomized
 from tests.helpers.tiny_whisper import COMMON, THEIR_WARNINGS, sound, whispers
 
@@ -54,6 +55,7 @@ def encoder(
     {"subsample": 8, "rotary": True}, {"rotary": True, "left": 5}, {"relative": True, "left": 8, "chunk": 3},
     {"kernel": 1, "conv_norm": "batch", "conv_first": True},
 ])  # fmt: skip
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("frames", [1, 50, 61])
 def test_an_encoders_stream_equals_the_whole(options, frames):
     model = encoder(**options)
@@ -128,6 +130,7 @@ def chunked():
     return Checkpoint(model, tokenizer, source="chunked")
 
 
+@pytest.mark.ci
 def test_finals_of_the_sample_are_its_transcript(shipped):
     wave = read_audio(SAMPLE)
     partials, finals, figures = lines(pcm(wave), shipped, step=2.0)
@@ -154,6 +157,7 @@ def test_partials_grow_into_the_final(shipped, monkeypatch):
     assert final.text.split()[:3] == partials[-1].text.split()[:3]
 
 
+@pytest.mark.ci
 def test_a_slow_machine_shows_the_first_partial_of_each_utterance(shipped, monkeypatch):
     monkeypatch.setattr(PcmReader, "waiting", lambda _: 9.0)
     wave = read_audio(SAMPLE)[: round(3.4 * RATE)]
@@ -162,6 +166,7 @@ def test_a_slow_machine_shows_the_first_partial_of_each_utterance(shipped, monke
     assert all(event.text for event in events[:4])
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("size", [3200, 777])
 def test_a_chunked_models_lines_are_its_offline_text(chunked, size):
     """All is speech, so utterances are cut when they are full; one is as long as the sound."""
@@ -188,6 +193,7 @@ def test_a_dynamic_models_finals_are_its_offline_text(chunked):
     assert partial.ids == ChunkedRecognizer(chunked, SpeechDecodingOptions()).partial(wave[:16000]).ids
 
 
+@pytest.mark.ci
 def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
     wave, options = read_audio(SAMPLE)[: 2 * RATE], SpeechDecodingOptions(beam_size=3, logprob_threshold=None)
     chunks = ChunkedRecognizer(chunked, options)
@@ -205,6 +211,7 @@ def test_chunks_give_the_partials_of_the_whole_so_far(chunked):
     assert short.final(wave[:90]).ids == wanted.ids
 
 
+@pytest.mark.ci
 def test_silence_is_skipped_and_lines_keep_their_times(shipped):
     wave = read_audio(SAMPLE)[: round(3.4 * RATE)]
     both = torch.cat([wave, torch.zeros(3 * RATE), wave])
@@ -215,6 +222,7 @@ def test_silence_is_skipped_and_lines_keep_their_times(shipped):
     assert figures["seconds"] == pytest.approx(len(both) / RATE)
 
 
+@pytest.mark.ci
 def test_an_utterance_begins_before_its_speech(shipped):
     data, begins = pcm(torch.cat([torch.zeros(2 * RATE), read_audio(SAMPLE)[: 2 * RATE]])), []
     for padding in (0.0, 0.3, 1.0):
@@ -236,6 +244,7 @@ def test_the_threshold_is_the_models_own(shipped):
     assert threshold(decode=options_for(shipped, {"vad_threshold": 0.6}), threshold=0.2) == 0.2
 
 
+@pytest.mark.ci
 def test_the_buffer_does_not_grow(chunked):
     decode = SpeechDecodingOptions(beam_size=1, logprob_threshold=None)
     sizes, source = [], io.BytesIO(pcm(torch.randn(7 * RATE) * 0.1))
@@ -267,6 +276,7 @@ def test_lines_come_while_the_stream_is_open(chunked):
     os.close(out)
 
 
+@pytest.mark.ci
 def test_another_rate_is_resampled(shipped):
     wave = read_audio(SAMPLE, rate=48000)[: round(3.4 * 48000)]
     _, (final,), figures = lines(pcm(wave), shipped, rate=48000, step=2.0)
@@ -354,6 +364,7 @@ def test_a_reader_that_is_left_ends_its_thread():
     wait_for(lambda: threading.active_count() <= before)
 
 
+@pytest.mark.ci
 def test_an_utterance_fits_whispers_window():
     wave = read_audio(asset("sample", "german.flac")).repeat(4)[: 7 * RATE]
     checkpoint = load("whisper-mini")  # 6 s
@@ -363,6 +374,7 @@ def test_an_utterance_fits_whispers_window():
     assert max(final.end - final.start for final in finals) <= 6
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("language", ["de", None])
 def test_whispers_finals_are_its_transcript(language):
     wave, checkpoint = sound(3), whispers()[1]

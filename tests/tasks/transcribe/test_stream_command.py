@@ -61,6 +61,7 @@ def test_ctrl_c_ends_a_stream_whose_writer_is_silent(say, monkeypatch, tone, sho
     assert json.loads(out.splitlines()[-1])["kind"] == "summary"
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("default:--lm_bonus")
 def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
     piped(tone.read_bytes()[44:] * 3)
@@ -93,6 +94,7 @@ def test_a_stream_prints_lines_and_figures(say, piped, monkeypatch, tone):
         assert error in one_line(say("--stream", f"--vad_{flag}", str(value))[2])
 
 
+@pytest.mark.ci
 def test_ctrl_c_ends_a_stream_with_what_was_said(say, monkeypatch, tone, shown):
     """Input from a microphone that stays open; Ctrl-C comes after the first line."""
 

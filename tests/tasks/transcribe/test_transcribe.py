@@ -15,6 +15,7 @@ from multimodal.tasks.transcribe import timeline
 from multimodal.tasks.transcribe.transcribe import transcribe, transcribe_many
 from multimodal.tasks.transcribe.whisper.windows import DecoderPrompt
 from multimodal.tokens.audio.reading import read_audio
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import COMMON, KEYS, RATE, THEIR_WARNINGS, sound, tiny_hybrid, whispers
 
 pytestmark = THEIR_WARNINGS
@@ -34,15 +35,14 @@ def same(one, other):
     return one == pytest.approx(other, abs=1e-4) if isinstance(one, float) else one == other
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"beam_size": 3, "language": None, "languages": ["de", "en", "fr"]},
-        {"temperature": (0.0, 1.0), "best_of": 2, "hotwords": "x y", "multilingual": True, "language": None},
-        {"word_timestamps": True, "initial_prompt": "a b c d e", "condition_on_previous_text": False},
-    ],
-)
+@thin(3, pytest.mark.ci)
+@pytest.mark.parametrize("options", [
+    {"beam_size": 3, "language": None, "languages": ["de", "en", "fr"]},
+    {"temperature": (0.0, 1.0), "best_of": 2, "hotwords": "x y", "multilingual": True, "language": None},
+    {"word_timestamps": True, "initial_prompt": "a b c d e", "condition_on_previous_text": False},
+])  # fmt: skip
 def test_batch_size_changes_nothing(options, batched):
     waves = [sound(seconds, seed) for seed, seconds in enumerate((31, 2, 3))]
     options = {**COMMON, "sample_len": 5, **options, "decode_log": True, "batched": batched}
@@ -66,16 +66,12 @@ def tiles(result, samples):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize(
-    ("options", "reasons"),
-    [
-        ({}, {"silence"}),
-        ({"clip_timestamps": "2,9.5,12,90"}, {"clip", "silence"}),
-        ({"vad_filter": True, "vad_threshold": 0.05, "clip_timestamps": "0.1"}, {"clip", "silence"}),
-        ({"no_speech_threshold": 1e-8}, {"no_speech", "silence"}),
-        ({"word_timestamps": True, "hallucination_silence_threshold": 0.5}, {"silence", "hallucination"}),
-    ],
-)
+@pytest.mark.parametrize(("options", "reasons"), [
+    ({}, {"silence"}), ({"clip_timestamps": "2,9.5,12,90"}, {"clip", "silence"}),
+    ({"vad_filter": True, "vad_threshold": 0.05, "clip_timestamps": "0.1"}, {"clip", "silence"}),
+    ({"no_speech_threshold": 1e-8}, {"no_speech", "silence"}),
+    ({"word_timestamps": True, "hallucination_silence_threshold": 0.5}, {"silence", "hallucination"}),
+])  # fmt: skip
 def test_every_second_is_transcribed_or_skipped_for_a_reason(options, reasons, batched):
     wave = torch.cat([sound(14.003), torch.zeros(65 * RATE), sound(7.377)])
     found = tiles(whisper(wave, batched=batched, **options), len(wave))
@@ -137,6 +133,7 @@ def test_hotwords_lead_the_prompt_of_every_window():
     assert plain["text"] != hot["text"]
 
 
+@pytest.mark.ci
 def test_the_log_has_every_attempt():
     options = {"temperature": (0.0, 0.4, 0.9), "sample_len": 4, "no_speech_threshold": None, "logprob_threshold": 100.0}
     found = whisper(sound(3), decode_log=True, **options)
@@ -151,6 +148,7 @@ def test_the_log_has_every_attempt():
     assert "log" not in whisper(sound(3))
 
 
+@pytest.mark.ci
 def test_language_is_found_among_the_allowed_over_the_whole_recording():
     wave = sound(31)
     assert 0 < whisper(wave, language=None, sample_len=2)["language_probability"] < 1
@@ -252,6 +250,7 @@ def test_a_short_recording_need_not_wait_for_a_long_one():
         assert [key for key, _ in found] == expected
 
 
+@pytest.mark.ci
 def test_words_snap_to_the_audio():
     wave = torch.cat([torch.zeros(RATE), read_audio(asset("sample", "german.flac"))])
     common = {"vad_filter": False, "word_timestamps": True}
@@ -331,6 +330,7 @@ def test_silence_gives_no_text():
         assert found["skipped"] == [{"start": 0.0, "end": 33.0, "reason": "silence"}]
 
 
+@pytest.mark.ci
 def test_files_give_the_same_as_samples(tmp_path):
     samples = (sound(33) * 20000).round() / 32768
     (tmp_path / "a.wav").write_bytes(wav_bytes(samples[None]))
@@ -338,11 +338,10 @@ def test_files_give_the_same_as_samples(tmp_path):
         assert transcribe(tmp_path / "a.wav", checkpoint, **options) == transcribe(samples, checkpoint, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"language": "de"}, "'de'"), ({"task": "translate"}, "translate"), ({"batch_size": 0}, "batch_size"),
-     ({"device": "moon"}, "device 'moon'"), ({"initial_prompt": "x"}, "initial_prompt")],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "message"), [
+    ({"language": "de"}, "'de'"), ({"task": "translate"}, "translate"), ({"batch_size": 0}, "batch_size"),
+    ({"device": "moon"}, "device 'moon'"), ({"initial_prompt": "x"}, "initial_prompt"),
+])  # fmt: skip
 def test_options_that_a_hybrid_model_lacks_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         transcribe(sound(1), tiny_hybrid(), **options)
@@ -376,6 +375,7 @@ WIDE = torch.backends.cpu.get_cpu_capability() != "AVX2"  # else oneDNN rounds a
 ROUNDED = pytest.mark.skipif(not WIDE, reason="float32 products without AVX-512 depend on the batch in their last bits")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("compute_type", [pytest.param("float32", marks=ROUNDED), "int8"])
 def test_results_have_the_same_bits_in_any_batch(compute_type):
     waves = [sound(seconds, seed) for seed, seconds in enumerate((62, 31, 40))]  # so prompts of unlike length meet

@@ -10,6 +10,7 @@ from multimodal.tasks.transcribe.options import WhisperOptions, options_for
 from multimodal.tasks.transcribe.results import compression_ratio
 from multimodal.tasks.transcribe.transcribe import transcribe
 from multimodal.tasks.transcribe.whisper.decode import sampling_seed
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import COMMON, KEYS, THEIR_WARNINGS, sound, whispers
 
 pytestmark = THEIR_WARNINGS
@@ -37,6 +38,7 @@ def reference(wave, attempts, seed=0, **options):
         del theirs.decode
 
 
+@thin(6, pytest.mark.ci)
 @pytest.mark.parametrize(
     "options",
     [

@@ -61,6 +61,7 @@ def test_words_spans_and_probabilities_are_drawn():
     assert red[changed].float().mean(0)[0] > green[changed].float().mean(0)[0]  # improbable words are red
 
 
+@pytest.mark.ci
 def test_any_text_and_name_can_be_drawn():
     """Formula marks, control letters, scripts and emoji that fonts lack; warnings are errors here."""
     words = ["$5", "$\\frac{", "日本語", "नमस्ते", "\U0001f600", "مرحبا", "a\nb", "\x07", "<b>", "\U000e0041"]

@@ -15,7 +15,7 @@ from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import vad
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector, VadOptions
 from multimodal.tokens.audio.reading import read_audio
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 
 
 def heard(wave, size=10**9):

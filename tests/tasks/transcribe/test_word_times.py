@@ -30,6 +30,7 @@ from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.whisper_small import SmallWhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import DIMS, whispers
 
 # openai-whisper leaves its vocabulary file open
@@ -70,6 +71,7 @@ def test_median_filter(timing, positions):
     assert whisper_words.median_filter(x).equal(timing.median_filter(x, 7))
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("language", TEXTS)
 def test_words_equal_openai_whispers(timing, language):
     theirs, checkpoint = whispers()
@@ -300,6 +302,7 @@ def test_words_on_silence_stay_in_order():
     assert snap_to_audio([], wave_level(torch.zeros(16000))) == []
 
 
+@pytest.mark.ci
 def test_digits_of_joined_clips_begin_within_100_ms(shared_data):
     folder, joint = shared_data / "speech" / "fsdd", load("asr-conformer-en")
     rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()][5::12]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from multimodal.tasks.transcribe.writers import FORMATS, Layout, write_transcript
+from tests.helpers.spread import thin
 
 STYLES = ["txt", "vtt", "srt", "tsv"]
 LAYOUTS = [
@@ -33,6 +34,7 @@ def drawn(seed: int, words: bool = True) -> dict:
     return {"text": "".join(s["text"] for s in segments), "segments": segments, "language": "en"}
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("words", [True, False])
 @pytest.mark.parametrize("options", LAYOUTS, ids=str)
 def test_every_layout_equals_openai_whispers(tmp_path, options, words):

@@ -49,6 +49,7 @@ def by_pillow(rgb: Image.Image, record: Preprocessing, monkeypatch: pytest.Monke
         return preprocess(rgb, record)
 
 
+@pytest.mark.ci
 def test_pixels_have_pillows_bits(fresh: exact_resize._Compiled, monkeypatch: pytest.MonkeyPatch):
     draw, passes = random.Random(1), 0
     resize = fresh.get()

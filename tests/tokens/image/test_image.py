@@ -28,6 +28,7 @@ from multimodal.tokens.image.preprocessing import (
     preprocess,
 )
 from multimodal.tokens.image.reading import ImageLimits, find_images, read_image, to_rgb
+from tests.helpers.spread import thin
 
 CLIP = Preprocessing((224, 224), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 # EXIF orientation → the transposition a camera applied to the upright image before it stored it.
@@ -275,26 +276,23 @@ def test_record_round_trip_is_json():
     assert from_record(Preprocessing, json.loads(json.dumps(record.to_dict())), "p") == record
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"extra": 1}, "unknown key 'extra'"),
-        ({"size": [224]}, "size: expected 2 values ([224])"),
-        ({"size": [224, 0]}, "invalid size ((224, 0))"),
-        ({"size": [224000, 224000]}, "invalid size ((224000, 224000))"),
-        ({"size": 224}, "size: expected a list (224)"),
-        ({"resize": "crop"}, "resize: expected 'shortest' or 'squash' or 'longest' or 'square' ('crop')"),
-        ({"interpolation": "random"}, "interpolation: expected 'bicubic' or 'bilinear'"),
-        ({"mean": [0.5, 0.5]}, "mean: expected 3 values"),
-        ({"mean": [0.5, 0.5, 1e38]}, "invalid mean"),
-        ({"std": [0.5, 0.5, 0.0]}, "invalid std"),
-        ({"std": [0.5, 0.5, float("nan")]}, "std[2]: expected a number (nan)"),
-        ({"fill": 256}, "invalid fill (256)"),
-        ({"crop": 1.5}, "invalid crop (1.5)"),
-        ({"crop": 1e-9}, "invalid crop (1e-09)"),
-        ({"crop": True}, "crop: expected a number (True)"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    ({"extra": 1}, "unknown key 'extra'"),
+    ({"size": [224]}, "size: expected 2 values ([224])"),
+    ({"size": [224, 0]}, "invalid size ((224, 0))"),
+    ({"size": [224000, 224000]}, "invalid size ((224000, 224000))"),
+    ({"size": 224}, "size: expected a list (224)"),
+    ({"resize": "crop"}, "resize: expected 'shortest' or 'squash' or 'longest' or 'square' ('crop')"),
+    ({"interpolation": "random"}, "interpolation: expected 'bicubic' or 'bilinear'"),
+    ({"mean": [0.5, 0.5]}, "mean: expected 3 values"),
+    ({"mean": [0.5, 0.5, 1e38]}, "invalid mean"),
+    ({"std": [0.5, 0.5, 0.0]}, "invalid std"),
+    ({"std": [0.5, 0.5, float("nan")]}, "std[2]: expected a number (nan)"),
+    ({"fill": 256}, "invalid fill (256)"),
+    ({"crop": 1.5}, "invalid crop (1.5)"),
+    ({"crop": 1e-9}, "invalid crop (1e-09)"),
+    ({"crop": True}, "crop: expected a number (True)"),
+])  # fmt: skip
 def test_record_is_strict(change, named):
     with pytest.raises(CheckpointError) as caught:
         from_record(Preprocessing, CLIP.to_dict() | change, "p")
@@ -314,6 +312,7 @@ scenes = functools.cache(lambda: [(*shape, scene(*shape)) for shape in SHAPES])
 
 
 @pytest.mark.parametrize("mode", ["shortest", "squash", "longest"])
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("size", [(224, 224), (32, 32), (63, 63), (96, 160)])
 def test_equals_open_clip(mode, size):
     from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -327,6 +326,7 @@ def test_equals_open_clip(mode, size):
         assert torch.equal(preprocess(image, record), reference(image)), (height, width)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("crop", [1.0, 0.95, 0.9, 0.875])
 @pytest.mark.parametrize("size", [(224, 224), (33, 33), (96, 160)])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])

@@ -10,6 +10,7 @@ from PIL import Image
 
 from multimodal.errors import ImageError
 from multimodal.tokens.image.reading import read_image
+from tests.helpers.spread import thin
 
 
 def test_damaged_tiffs_print_nothing_themselves(capfd):
@@ -43,6 +44,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("kind", [b"iCCP", b"zTXt", b"iTXt", b"many"])
 def test_a_bomb_in_a_chunk_of_text_or_colour_is_refused_in_little_memory(kind):
     bomb = zlib.compress(bytes(64 << 20), 9)

@@ -10,6 +10,7 @@ from multimodal.train.checkpoint.best import KeepBest, save_checkpoint
 from multimodal.weights.folder import Checkpoint, load_folder
 from tests.helpers import tiny_run
 from tests.helpers.folders import files_of_at_most
+from tests.helpers.spread import thin
 
 
 def judged(run, scores, **changes) -> KeepBest:
@@ -25,6 +26,7 @@ def test_a_run_that_resumes_no_state_starts_its_best_anew(tmp_path):
     assert again.load().card["validation"] == {"score": 3.0, "step": 2}
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("again", "newer", "kept"), [
     (5.0, 3.0, {"score": 5.0, "step": 1}),
     (2.0, 3.0, {"score": 3.0, "step": 2}),  # on other data both are worse

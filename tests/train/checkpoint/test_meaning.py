@@ -12,6 +12,7 @@ from multimodal.train.loop import Loop
 from multimodal.train.lora import LoraSettings, adapt
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny_run
+from tests.helpers.spread import thin
 
 
 def loop(run, labels: str | None, **changes) -> Loop:
@@ -35,6 +36,7 @@ def test_a_state_without_a_meaning_stays_usable(tmp_path):
     assert again.first == 2
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("changes", "now"), [
     ({"lora_alpha": 32.0}, "rank 2 and alpha 32 on query value"),
     ({"lora_rank": 4}, "rank 4 and alpha 16 on query value"),

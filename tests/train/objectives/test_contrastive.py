@@ -15,6 +15,7 @@ from multimodal.train.losses import contrastive_loss
 from multimodal.train.objectives.contrastive import Contrastive, Pairs
 from multimodal.train.objectives.contrastive_model import ContrastiveModelSettings
 from tests.helpers.data.contrast import EXACT, Plain, gradient, matching_loss, noise
+from tests.helpers.spread import thin
 from tests.helpers.tiny import CLIPS, VOCABULARY
 
 
@@ -90,6 +91,7 @@ def cut(batch: Pairs, sizes: list[int]) -> list[Pairs]:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("grouped", [False, True])
 def test_accumulation_is_exact(kind, grouped):
     objective, batch = Contrastive(tiny(kind), keep=lambda step: 0.5), pairs(8, grouped)

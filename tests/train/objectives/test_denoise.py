@@ -79,6 +79,7 @@ def test_random_spans_are_t5s(count, noise, spans):
     assert not random_spans(1, 0.15, 3.0, generator(0)).any()
 
 
+@pytest.mark.ci
 def test_every_division_into_spans_is_equally_likely():
     found = Counter(tuple(random_spans(6, 0.5, 1.5, generator(seed)).tolist()) for seed in range(3600))
     assert len(found) == 4  # 3 kept in two parts times 3 of noise in two parts
@@ -235,6 +236,7 @@ def test_accumulation_is_exact_and_the_loss_is_that_of_the_target(style):
     assert figures["text"] != pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.ci
 def test_batches_are_the_same_for_any_number_of_workers():
     made, found = source("t5"), []
     for workers in (0, 2):

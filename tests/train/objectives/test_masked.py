@@ -106,6 +106,7 @@ def test_static_masks_come_back_and_dynamic_ones_do_not():
         assert seen[0] != seen[1] != seen[2]
 
 
+@pytest.mark.ci
 def test_batches_are_the_same_for_any_number_of_workers():
     made, found = source(MaskSettings(), pairs="next"), []
     for workers in (0, 2):

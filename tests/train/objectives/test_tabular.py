@@ -268,6 +268,7 @@ def function(count: int) -> dict[str, list[str]]:
             "y": [f"{3 * abs(v) + 5 * k:.4f}" for v, k in zip(x, kind, strict=True)]}  # fmt: skip
 
 
+@pytest.mark.ci
 def test_gradient_boosting_learns_and_its_trees_are_chosen_on_the_validation_part():
     columns = Columns.of(function(400), "y")
     train, val, test = (encode(part, columns, "part") for part in split(function(400), (0.64, 0.16, 0.2), 0))

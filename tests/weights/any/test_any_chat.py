@@ -14,6 +14,7 @@ from multimodal.errors import CheckpointError
 from multimodal.tasks.ask.asker import Asker
 from multimodal.tokens.chat.messages import MessagePart, read_messages
 from tests.helpers.data.video_files import numbered, video
+from tests.helpers.spread import thin
 from tests.helpers.tiny import randomized
 from tests.weights.any.test_any_folders import processor
 
@@ -108,6 +109,7 @@ def saved(name: str, folder: Path, model: torch.nn.Module, made: Any) -> Path:
 SEARCH = {"num_beams": 3, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "length_penalty": 0.5}
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("name", "asked"), [*((name, {}) for name in TEMPLATES), ("Idefics3", SEARCH)])
 @torch.no_grad()
 def test_answers_are_transformers(name, asked, tmp_path):
@@ -161,6 +163,7 @@ def test_an_answer_ends_at_the_eos_of_the_whole_model_too(tmp_path):
     assert Asker(folder).writer.ends == [IDS["</s>"], theirs]
 
 
+@pytest.mark.ci
 def test_the_token_of_an_image_has_the_models_id_and_any_name(tmp_path):
     model, made = reference("LLaVA")
     folder, image = saved("LLaVA", tmp_path, model, made), Image.new("RGB", (40, 30), "red")
@@ -184,6 +187,7 @@ def test_the_token_of_an_image_has_the_models_id_and_any_name(tmp_path):
     assert given.ids.count(258) == 16
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_frames_of_a_video_are_those_of_the_references_video_processor(tmp_path):
     """Up to the rounding of its resize, which is torchvision's. Each frame is stretched, not padded."""

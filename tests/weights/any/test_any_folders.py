@@ -18,6 +18,7 @@ from multimodal.weights.speech.parakeet import check_features
 from multimodal.weights.speech.whisper import PREPROCESSOR
 from multimodal.weights.vision.image_processor import image_record
 from tests.helpers.references.any_to_text import PINPOINTS, case
+from tests.helpers.spread import thin
 
 HALF = [0.5, 0.5, 0.5]
 EDGE = {"height": 28, "width": 28}
@@ -40,6 +41,7 @@ def processor(name: str):
     )
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["LLaVA", "LLaVA-OneVision", "SmolVLM", "Qwen2-Audio", "Voxtral"])
 @torch.no_grad()
 def test_a_folder_that_transformers_writes_gives_the_references_rows_of_an_image(tmp_path, name):

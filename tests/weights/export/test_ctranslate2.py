@@ -13,6 +13,7 @@ from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.data import wordpieces
 from tests.helpers.references import hub, seq2seq, translation
+from tests.helpers.spread import thin
 from tests.helpers.tiny import randomized
 from tests.helpers.tiny_checkpoints import BYTES, IDS
 
@@ -40,6 +41,7 @@ def written(family: str, folder: Path, **options):
     return model
 
 
+@pytest.mark.ci
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("family", "options"),
@@ -57,6 +59,7 @@ def test_scaled_positions_are_those_of_transformers_far_from_the_start(family, o
     assert torch.allclose(torch.from_numpy(found), model(ids).logits, atol=1e-3)
 
 
+@pytest.mark.ci
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "options"), [("Mistral", {}), ("Gemma3Text", GEMMA3)])
 def test_a_window_is_told_and_texts_beyond_it_are_those_of_transformers(family, options, tmp_path):
@@ -95,6 +98,7 @@ def test_a_vocabulary_without_an_unknown_token_and_rows_without_tokens_are_expor
     assert torch.allclose(torch.from_numpy(found), model(torch.tensor([ids])).logits, atol=1e-3)
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("family", "options", "cause"),
     [
@@ -107,6 +111,7 @@ def test_a_vocabulary_without_an_unknown_token_and_rows_without_tokens_are_expor
         ("Gemma3Text", GEMMA3 | {"query_pre_attn_scalar": 9, "sliding_window": 256}, r"numbers are .*it lacks some"),
     ],
 )  # fmt: skip
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("store", ["float32", "int8"])
 def test_what_ctranslate2_lacks_is_refused_in_all_numbers(family, options, cause, store, tmp_path):
     written(family, tmp_path / "model", **options)
@@ -115,6 +120,7 @@ def test_what_ctranslate2_lacks_is_refused_in_all_numbers(family, options, cause
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "model"]
 
 
+@pytest.mark.ci
 def test_a_model_that_rounding_changes_too_much_is_refused_as_such(tmp_path, monkeypatch):
     written("Llama", tmp_path / "model")
     monkeypatch.setattr("multimodal.export.ctranslate2.ROUNDED", 1e-6)
@@ -172,6 +178,7 @@ def translator(kind: str, folder: Path):
 
 
 @torch.no_grad()
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["Bart", "Marian", "MBart", "M2M100", "T5"])
 def test_translators_score_as_transformers_does(kind, tmp_path):
     """Marian's <pad> comes last and is removed; mBART's tokenizer names no bos, and M2M-100's no languages."""

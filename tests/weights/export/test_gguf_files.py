@@ -20,6 +20,7 @@ from multimodal.weights.files.gguf_file import read_gguf
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.references.hub import hub_folder
+from tests.helpers.spread import thin
 from tests.helpers.tiny import TEXTS, randomized
 from tests.helpers.tiny_checkpoints import BYTES, IDS, checkpoint
 
@@ -38,6 +39,7 @@ def llama(window: int | None = None, vocabulary: int = IDS, **positions) -> Text
 
 
 @torch.no_grad()
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("positions", [{}, {"interleaved": True}, {"theta": 500.0, "scale": 0.25}])
 def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
     save_folder(Checkpoint(llama(**positions), BYTES), tmp_path / "model")
@@ -55,6 +57,7 @@ def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
     assert widths == [own.model.config.stack.block.attention.width // own.model.config.stack.block.attention.heads] * 2
 
 
+@pytest.mark.ci
 def test_pooling_and_end_of_an_embedding_model_come_back(tmp_path):
     root, config = hub_folder(tmp_path, "chatml")
     tokenizer, model = hub_tokenizer(root, config), llama(vocabulary=config["vocab_size"])
@@ -126,6 +129,7 @@ def test_a_refusal_names_what_is_lost_and_no_number_that_was_rounded():
     assert differences(read, own)[0] == "eps 1e-06"
 
 
+@pytest.mark.ci
 def test_what_gguf_lacks_is_refused_and_files_stay(tmp_path):
     save_folder(checkpoint("learned"), tmp_path / "model")
     with pytest.raises(UsageError, match=r"none of .* has all of its options"):

@@ -34,7 +34,7 @@ from tests.helpers.data import wordpieces
 from tests.helpers.paths import ROOT
 from tests.helpers.references import causal, decoders, encoders, seq2seq, translation, vision
 from tests.helpers.references.hub import hub_folder, llama_pieces
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 from tests.helpers.tiny import ENCODER, TEXTS
 from tests.helpers.tiny_checkpoints import BYTES, checkpoint
 

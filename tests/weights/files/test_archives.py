@@ -313,6 +313,7 @@ def test_a_torchscript_module_in_many_places_or_of_a_long_name_is_refused(monkey
         torchscript.state_dict(module, classes)
 
 
+@pytest.mark.ci
 def test_a_bomb_among_the_members_is_refused_before_it_is_unpacked(tmp_path):
     bomb = hostile.bare(b"(" + b"N" * (65 << 20))
     hostile.rezipped(tmp_path / "x.pt", lambda members: [("x/data.pkl", bomb)], zipfile.ZIP_DEFLATED)

@@ -6,6 +6,7 @@ from multimodal.export.export import export
 from multimodal.weights.load import load
 
 
+@pytest.mark.ci
 def test_tokens_that_transformers_added_to_an_export_are_read(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     export("gpt-mini", tmp_path / "out", to="hf")

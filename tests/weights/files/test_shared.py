@@ -22,6 +22,7 @@ def made() -> Checkpoint:
     return replace(known, shared=SHARED)
 
 
+@pytest.mark.ci
 def test_a_shared_encoder_is_loaded_from_the_shipped_model_and_takes_no_room(made, tmp_path):
     save_folder(made, tmp_path / "any", "float16")
     assert (tmp_path / "any" / "model.safetensors").stat().st_size < 100_000

@@ -28,6 +28,7 @@ from tests.helpers.commands import one_line, run
 from tests.helpers.data.sets import wav
 from tests.helpers.parity import record
 from tests.helpers.references.speech import case, check_layout, on_meta
+from tests.helpers.spread import thin
 from tests.weights.speech.test_parakeet import nemo, nemo_config
 
 IDS = torch.tensor([[7, 4, 30, 12, 5], [7, 4, 9, 1, 33]])
@@ -46,6 +47,7 @@ def loaded(**more):
     return made, CANARY.load(made.tensors | more, made.config, "file").model
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_states_logits_steps_and_texts_are_those_of_transformers():
     made, ours = loaded()
@@ -94,6 +96,7 @@ def test_one_corrupted_tensor_breaks_parity_and_export_is_exact(name):
     assert all(torch.equal(exported[key], tensor) for key, tensor in made.tensors.items())
 
 
+@pytest.mark.ci
 def test_the_released_configuration_fits():
     from transformers import CanaryConfig, CanaryForConditionalGeneration
 
@@ -133,6 +136,7 @@ def test_other_features_are_refused_in_both_files(file, stated, tmp_path):
         load(tmp_path / "hub")
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
 def test_the_command_tells_languages_and_task(tmp_path, capsys):
     made = folder(tmp_path / "hub", eos_token_id=10)
@@ -160,6 +164,7 @@ def test_the_command_tells_languages_and_task(tmp_path, capsys):
         assert cause in one_line(err)
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
 def test_partials_are_in_the_language_asked_for(tmp_path):
     checkpoint, wave = load(folder(tmp_path / "hub")), read_audio(wav(1.0))
@@ -172,6 +177,7 @@ def test_partials_are_in_the_language_asked_for(tmp_path):
     assert len(finals) == 3
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_log_probabilities_of_tokens_sum_up_to_the_texts(beams, tmp_path):
     with pytest.warns(UserWarning, match="the text was cut"):  # so that no end adds its own
@@ -222,6 +228,7 @@ def pieces(control, text):
     return made.getvalue()
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_archives_of_nemo_hold_the_same_model_and_several_vocabularies(tmp_path):
     config = nemo_config("parakeet-ctc") | {

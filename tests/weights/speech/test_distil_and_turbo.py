@@ -48,6 +48,7 @@ def both(tmp_path_factory):
     return theirs, folder
 
 
+@pytest.mark.ci
 def test_sequential_words_equal_openai_whispers(both, monkeypatch):
     import whisper.timing
     from whisper.transcribe import transcribe as their_transcribe
@@ -70,6 +71,7 @@ def test_sequential_words_equal_openai_whispers(both, monkeypatch):
     assert times[0]
 
 
+@pytest.mark.ci
 def test_batched_does_not_depend_on_the_batch(both):
     checkpoint, found = load(both[1]), []
     # with AVX2 alone oneDNN rounds a row of floats by the number of rows beside it

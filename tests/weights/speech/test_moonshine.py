@@ -17,6 +17,7 @@ from tests.helpers.commands import one_line, run
 from tests.helpers.data.sets import wav
 from tests.helpers.parity import record
 from tests.helpers.references.speech import case, check_layout, on_meta
+from tests.helpers.spread import thin
 
 WAVES = [torch.randn(n, generator=torch.Generator().manual_seed(n)) * 0.3 for n in (1500, 16000, 9999)]
 CLIPPED = WAVES[1].clamp(-1, 1)  # as a recording is read
@@ -52,6 +53,7 @@ def test_states_logits_and_steps_are_those_of_transformers():
     assert ours.encode(torch.ones(1, 100), torch.tensor([100]))[2].tolist() == [1]
 
 
+@pytest.mark.ci
 def test_greedy_text_is_that_of_transformers():
     from multimodal.decoding import sampling
 
@@ -120,6 +122,7 @@ def test_a_text_has_at_most_13_tokens_a_second_and_a_cut_one_warns(seconds, tmp_
 
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("beams", "more"), [(1, {"decoder_start_token_id": 7}), (1, {}), (2, {}), (3, None)])
 @pytest.mark.parametrize("stated_by", ["generation_config.json", "config.json"])
 def test_a_generation_config_is_followed(beams, more, stated_by, tmp_path):
@@ -138,6 +141,7 @@ def test_a_generation_config_is_followed(beams, more, stated_by, tmp_path):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("asked", [{"max_new_tokens": 5}, {"max_length": 8}, {"max_new_tokens": 6, "max_length": 4}])
 def test_the_most_tokens_of_a_generation_config_are_followed(asked, beams, tmp_path):
     with warnings.catch_warnings():
@@ -171,6 +175,7 @@ def test_log_probabilities_of_tokens_are_those_of_transformers(beams, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("asked", [{"suppress_tokens": [5]}, {"repetition_penalty": 2.0}, {"no_repeat_ngram_size": 2}])
 def test_what_a_generation_config_asks_for_besides_is_named(asked, tmp_path):
     (folder(tmp_path / "hub") / "generation_config.json").write_text(json.dumps({"max_length": 194} | asked))
@@ -179,6 +184,7 @@ def test_what_a_generation_config_asks_for_besides_is_named(asked, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("compute", ["float32", "int8", "bfloat16"])
 def test_command_transcribes_in_segments(compute, tmp_path, capsys):
     made = folder(tmp_path / "hub")

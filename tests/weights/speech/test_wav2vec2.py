@@ -16,6 +16,7 @@ from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
 from tests.helpers.parity import record
 from tests.helpers.references.speech import WAV2VEC2, case, check_layout, on_meta
+from tests.helpers.spread import thin
 
 WAVES = [torch.randn(n, generator=torch.Generator().manual_seed(n)) * 0.1 + 0.02 for n in (900, 4000, 2999)]
 
@@ -100,6 +101,7 @@ RELEASED = {
 }  # fmt: skip
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_fit(name):
     import transformers
@@ -211,6 +213,7 @@ def test_words_are_those_of_transformers(text, tmp_path):
         assert len(word.of_tokens) == len(word.tokens)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["wav2vec2 large", "wavlm"])
 def test_command_transcribes_with_beams_a_language_model_and_words(name, tmp_path, capsys):
     made = folder(tmp_path / "hub", name)

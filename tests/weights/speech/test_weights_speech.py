@@ -15,6 +15,7 @@ from multimodal.weights.speech.whisper import WHISPER_HF, WHISPER_OPENAI
 from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from tests.helpers.parity import record
 from tests.helpers.references.speech import check_layout, on_meta
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import whispers
 
 DIMS = {
@@ -133,6 +134,7 @@ RELEASED = {
 }
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_whispers_fit(name):
     from transformers import WhisperConfig, WhisperForConditionalGeneration

@@ -20,6 +20,7 @@ from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
 from tests.helpers.data.whisper_files import ctranslate2, ggml, text_tokens
+from tests.helpers.spread import thin
 from tests.helpers.tiny_whisper import DIMS, whispers
 
 SMALL = {
@@ -52,6 +53,7 @@ def test_faster_whisper_folder_is_the_original(state, tmp_path, kind, tolerance)
     assert load(tmp_path / "ct2").card == {"format": "whisper-ctranslate2", "alignment_heads": [[1, 0]]}
 
 
+@thin(7, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["f32", "f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 def test_ggml_file_holds_the_numbers_of_its_blocks(state, tmp_path, kind):
     expected = ggml(tmp_path / "ggml.bin", state, SMALL, kind)
@@ -140,6 +142,7 @@ def vocabulary_file(folder, name, tokens, control):
         (folder / "added_tokens.json").write_text(json.dumps(control))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocabulary.json", "vocabulary.txt"])
 def test_a_folder_with_other_tokens_than_the_released_ones_is_refused(name, tmp_path):
     tokens, control = text_tokens(51865), released_tokenizer(51865).control_ids
@@ -155,6 +158,7 @@ def test_a_folder_with_other_tokens_than_the_released_ones_is_refused(name, tmp_
             released_tokenizer(51866, tmp_path)
 
 
+@pytest.mark.ci
 def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
     theirs, _ = whispers()
     own = {name: tensor.detach() for name, tensor in theirs.state_dict().items()}
@@ -184,6 +188,7 @@ def test_a_folder_without_a_tokenizer_gets_the_released_one_in_its_exports(tmp_p
     assert json.loads((tmp_path / "out" / "tokenizer.json").read_text()) == expected
 
 
+@pytest.mark.ci
 def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path, monkeypatch):
     pipeline = (tokenizer := whispers()[1].tokenizer).pipeline()
     monkeypatch.setattr(type(tokenizer), "pipeline", lambda _: copy.deepcopy(pipeline))  # it takes two seconds

@@ -20,6 +20,7 @@ from multimodal.weights.folder import load_folder, save_folder
 from multimodal.weights.load import load
 from tests.helpers.references import causal
 from tests.helpers.references.hub import llama_pieces, pipeline
+from tests.helpers.spread import thin
 
 gguf = pytest.importorskip("gguf")
 # of causal.CASES, with options that a GGUF can state; and if transformers reads it
@@ -144,6 +145,7 @@ def as_converted(arch: str, name: str, tensor: Tensor, config) -> Tensor:
     return tensor
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("arch", CASES)
 @torch.no_grad()
 def test_logits_equal_the_model_that_was_written(arch, tmp_path):
@@ -183,6 +185,7 @@ def test_sentencepieces_of_a_file_are_those_of_llamas_model(tmp_path):
             assert not tokenizer.control & set(tokenizer.encode(text))
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_an_embedding_model_says_its_pooling_and_direction(causal, tmp_path):
@@ -209,6 +212,7 @@ def test_an_end_that_a_file_adds_is_put_after_texts_to_embed(tmp_path):
             assert gguf_tokenizer(path, fields, 405, 64).puts_end is added
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_quantized_files_are_read_as_transformers_reads_them(tmp_path):
     from transformers import AutoModelForCausalLM
@@ -223,6 +227,7 @@ def test_quantized_files_are_read_as_transformers_reads_them(tmp_path):
         assert isinstance(Generator(mine, chat=True, max_new_tokens=3)("Why?"), str)
 
 
+@pytest.mark.ci
 @torch.no_grad()
 def test_a_rope_factor_without_a_type_is_linear_as_in_llama_cpp(tmp_path):
     model = reference("llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0})

@@ -20,6 +20,7 @@ from tests.helpers.references.encoders import bert_folder
 from tests.helpers.references.hub import hub_folder
 from tests.helpers.references.texts import tiny_pieces
 from tests.helpers.references.vision import randomized
+from tests.helpers.spread import thin
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +230,7 @@ def test_a_reranker_of_a_language_model_stays_one(tmp_path):
     assert is_language_model(load(folder))
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["GPT2Model", "LlamaForCausalLM", "Qwen2Model", "Qwen3Model"])
 def test_a_decoder_may_read_in_both_directions(tmp_path, kind):
     """By `is_causal`, as transformers has it from 5.2 on; the mean is the default then, and no end is added."""

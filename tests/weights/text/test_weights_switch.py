@@ -13,6 +13,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.inference.text_packing import encode_ragged
 from multimodal.weights.folder import Checkpoint
 from tests.helpers.references.seq2seq import VOCABULARY, case, switch_case
+from tests.helpers.spread import thin
 
 NAME = "Hugging Face Switch Transformer"
 SOURCE = torch.randint(3, VOCABULARY, (3, 14), generator=torch.Generator().manual_seed(1))
@@ -24,6 +25,7 @@ def load(made, **change):
     return made.family.load(made.tensors, made.config | change, "file").model
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("sparse", [(1, 1), (3, 2)])
 @torch.inference_mode()
 def test_tokens_beyond_the_capacity_are_dropped_as_in_transformers(sparse):

@@ -17,6 +17,7 @@ from multimodal.weights.vision import clip_hf
 from tests.helpers.commands import evaluated, run
 from tests.helpers.data.sets import squares
 from tests.helpers.references.vision import HF_TEXT, HF_VISION, randomized
+from tests.helpers.spread import thin
 
 
 def chinese(folder):
@@ -43,6 +44,7 @@ def metaclip2(folder):
     return MetaClip2Model(MetaClip2Config(text_config=text, vision_config=HF_VISION, projection_dim=20))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("make", "labels"), [(chinese, ["红色", "蓝色"]), (metaclip2, ["red", "blue"])])
 def test_folders_classify_search_and_probe(make, labels, capsys, tmp_path):
     from transformers import CLIPImageProcessor
@@ -104,6 +106,7 @@ def test_a_clip_folder_with_its_own_vocabulary_has_transformers_ids(files, tmp_p
         clip_hf.tokenizer(tmp_path, {"text_config": {"vocab_size": 90}})
 
 
+@pytest.mark.ci
 def test_openais_vocabulary_with_an_added_token(tmp_path):
     names = ["<|startoftext|>", "<|endoftext|>"]
     added = [{"id": 49406 + i, "content": name, "special": True} for i, name in enumerate(names)]
@@ -137,6 +140,7 @@ RELEASED = {
 }  # fmt: skip
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_build_models_of_their_size(name):
     kind, projection, text, image, count = RELEASED[name]

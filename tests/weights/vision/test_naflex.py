@@ -58,6 +58,7 @@ def test_images_at_their_aspect_and_texts_equal_transformers(folder):
     assert preprocess(images[0], record).equal(pixels[0])  # a square is the same without it
 
 
+@pytest.mark.ci
 def test_the_native_size_is_that_of_the_image_processor(folder, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -72,6 +73,7 @@ def test_the_native_size_is_that_of_the_image_processor(folder, tmp_path):
             Embedder(other, native=wrong)
 
 
+@pytest.mark.ci
 def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, capsys):
     noise, files = np.random.default_rng(1), []
     for number, (height, width) in enumerate(((40, 40), (61, 33), (20, 93))):
@@ -100,6 +102,7 @@ def test_commands_embed_and_classify_images_at_their_aspect(folder, tmp_path, ca
     assert (code, "--prompt: is for texts" in err) == (2, True)
 
 
+@pytest.mark.ci
 def test_an_index_at_the_images_aspect_answers_image_queries_alike(folder, tmp_path, capsys):
     noise, files = np.random.default_rng(2), []
     for number, (height, width) in enumerate(((40, 40), (61, 33), (20, 93), (32, 90))):

@@ -16,6 +16,7 @@ from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import preprocess
 from multimodal.weights.load import load
 from tests.helpers.references.vision import randomized
+from tests.helpers.spread import thin
 
 VIT, CLIP = "vit_tiny_patch16_224", "vit_base_patch16_clip_quickgelu_224"
 ARGS = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 64}
@@ -66,6 +67,7 @@ def test_values_of_the_preprocessing_are_timms(changed, tmp_path):
     check(tmp_path)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("architecture", ["test_vit", "test_vit.r160_in1k", VIT])
 def test_older_files_state_the_preprocessing_beside_the_architecture(architecture, tmp_path):
     args = {"img_size": 96} if architecture == VIT else {}
