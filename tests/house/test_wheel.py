@@ -63,6 +63,7 @@ def test_the_wheel_does_both_main_jobs_away_from_the_checkout(place, tmp_path):
     assert run(place, "-m", "multimodal", "--version").returncode == 0
 
 
+@pytest.mark.ci
 def test_the_wheel_holds_the_package_and_its_assets_alone(place):
     names = {path.relative_to(place / "installed").parts[0] for path in (place / "installed").rglob("*")}
     assert {name for name in names if not name.endswith(".dist-info")} == {"multimodal"}

@@ -243,6 +243,7 @@ def test_who_converts_owns_what_he_gets():
     assert classify(image(), LABELS, model=made) == right
 
 
+@pytest.mark.ci
 def test_a_prepared_model_is_converted_no_second_time(monkeypatch: pytest.MonkeyPatch):
     calls = {"clip": "classify", "captioner": "caption", "recognizer": "transcribe", "writer": "generate"}
     made = {name: prepare_for_inference(made_as(name)) for name in calls}
@@ -330,6 +331,7 @@ def test_positions_are_kept_by_a_prepared_model_alone():
     assert model.grid_positions((4, 5)).requires_grad
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore")
 def test_nothing_keeps_a_model_or_its_tokenizer(tmp_path: Path):
     """Neither a plain nor a prepared one, after all that is done with them."""

@@ -14,7 +14,7 @@ from multimodal.weights.folder import build
 from multimodal.weights.text import bart, bert_hf, gpt2, llama, m2m100, switch, t5
 from multimodal.weights.text.encoders import albert, distilbert, electra, roberta
 from tests.helpers.counting import count, undrawn
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 
 def _gpt(width: int, layers: int, heads: int, positions: int = 1024) -> tuple[Any, ...]:
@@ -137,6 +137,7 @@ def test_the_first_transformer_has_the_papers_parameters(name):
     assert parameters(name) / 1e6 == pytest.approx(VASWANI[name], rel=0.035)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", [name for name in TEXT_PRESETS if name.startswith("gpt3")])
 def test_gpt3_has_the_papers_parameters(name):
     """Table 2.1 gives one or two digits."""

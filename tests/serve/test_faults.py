@@ -71,6 +71,7 @@ def test_a_full_disk_is_told(client, monkeypatch):
     refused(client.post(AUDIO, files={"file": SPEECH * (1 + SMALL // len(SPEECH))}), 507, "disk is full")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("sent", "status", "part"),
     [
@@ -110,6 +111,7 @@ def test_slow_and_silent_senders_are_dropped(served, monkeypatch):
         assert half.recv(10) == headless.recv(10) == b""
 
 
+@pytest.mark.ci
 def test_a_thousand_half_open_connections(served, client):
     with contextlib.ExitStack() as stack:
         for number in range(1000):
@@ -121,6 +123,7 @@ def test_a_thousand_half_open_connections(served, client):
         assert time.monotonic() - began < 2
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:text. exceeds")
 def test_a_client_that_leaves_stops_its_work(served):
     lane = served.state.models.served["gpt-mini"].lane
@@ -136,6 +139,7 @@ def test_a_client_that_leaves_stops_its_work(served):
     assert time.monotonic() - gone < 1.5
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("edge", [7100, 13_000])
 def test_images_that_are_bombs(client, edge):
     image = bomb(edge)

@@ -30,7 +30,7 @@ from multimodal.weights.card import check_card
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers import tiny
 from tests.helpers.paths import ROOT
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 ASSETS = ROOT / "assets"
 SHARED = json.loads('{"a": ' + "[" * 60 + "]" * 60 + "}")["a"]  # as deep as JSON may be, nearly
@@ -119,7 +119,8 @@ KINDS: dict[str, tuple[Callable[[Path, Any], Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@thin(4, pytest.mark.ci)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_each_value_of_each_record_is_checked(kind, tmp_path):
     read, record = KINDS[kind]
     faults = [text for changed in mutations(record) for text in fault(lambda one=changed: read(tmp_path, one))]

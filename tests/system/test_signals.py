@@ -62,7 +62,7 @@ with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda:
     [
         ("lock", signal.SIGINT, ""), ("queue", signal.SIGTERM, ""), ("compute", signal.SIGINT, ""),
         ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "half\nwhole\n"),
-        ("write_for_ever", signal.SIGINT, ""),
+        pytest.param("write_for_ever", signal.SIGINT, "", marks=pytest.mark.ci),
     ],
 )  # fmt: skip
 def test_a_signal_ends_the_process_without_an_exception(what, number, out):

@@ -25,6 +25,7 @@ from multimodal.tasks.text.options import AnswerOptions, GenerateOptions, TagOpt
 from multimodal.tasks.transcribe.options import RecognizerOptions, WhisperOptions
 from multimodal.tokens.text.tokenizer import TextCut, texts_of
 from tests.helpers.folders import every_kind
+from tests.helpers.spread import thin
 
 pytestmark = pytest.mark.filterwarnings("ignore:text 1 has a translation that was cut", "ignore:.*the caption is empty")
 
@@ -87,6 +88,7 @@ def test_a_pickle_loads_its_own_model(kind, made):
     assert again.__dict__.keys() == one.__dict__.keys()
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_queue(kind, made):
     one, call = made[kind]

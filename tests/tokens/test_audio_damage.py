@@ -11,7 +11,7 @@ import torch
 from multimodal.tokens.audio.damage import LOST, DamagedSpan, DecoderClock
 from multimodal.tokens.audio.reading import TruncatedAudio, read_audio, stream_audio
 from tests.helpers.data.audio_files import LOSSY, chirp, encode, refused, wav
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 
 def sweep(rate: int, seconds: float) -> np.ndarray:
@@ -110,6 +110,7 @@ def test_a_disk_that_fails_is_an_early_end(tmp_path, monkeypatch):
     refused("a.wav", "ends early")
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("form", "codec"), [("asf", "wmav2"), ("avi", "libmp3lame"), ("w64", "pcm_s16le"),
                                              ("caf", "pcm_s16le"), ("au", "pcm_s16be"), ("wv", "wavpack"),
                                              ("wav", "adpcm_ima_wav"), ("wav", "adpcm_ms")])  # fmt: skip

@@ -59,6 +59,7 @@ def saved(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     return tokenizer_from(folder)
 
 
+@thin(2, pytest.mark.ci)
 @every_pipeline
 def test_ids_and_texts_equal_transformers(tmp_path, name):
     tokenizer, theirs = made(tmp_path, name), reference(hub_folder(tmp_path, name)[0])

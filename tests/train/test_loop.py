@@ -57,15 +57,10 @@ def unbroken(tmp_path_factory):
 
 # at the first step, within an epoch, at its end (3, 6), twice in one epoch, at the last step but one
 POINTS = [(1,), (2,), (3,), (4,), (5,), (6,), (7,), (1, 2), (4, 5), (2, 4, 6)]
+RUNS = [*((points, 0) for points in POINTS), ((4, 5), 2), ((2,), 2), ((3,), 2)]
 
 
-@pytest.mark.parametrize(
-    ("points", "workers"),
-    spread(
-        [*((points, 0) for points in POINTS), ((4, 5), 2), ((2,), 2), ((3,), 2)], 2, pytest.mark.slow, pytest.mark.ci
-    ),
-    ids=str,
-)
+@pytest.mark.parametrize(("points", "workers"), spread(RUNS, 2, pytest.mark.slow, pytest.mark.ci), ids=str)
 def test_a_resumed_run_is_the_unbroken_one(tmp_path, unbroken, points, workers):
     for number, point in enumerate(points):
         loop = stop_at(tiny_run.loop(tmp_path, steps=STEPS, workers=workers, resume=number > 0), point)
@@ -79,6 +74,7 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path, unbroken, points, workers):
     tiny_run.assert_same(tiny_run.learned(loop), tiny_run.learned(unbroken))
 
 
+@pytest.mark.ci
 def test_the_run_depends_on_dropout_augmentation_and_order(tmp_path, unbroken):
     """Else the test above would show nothing."""
     final = unbroken.objective.model.state_dict()
@@ -138,13 +134,10 @@ def test_a_finished_run_goes_on_with_more_steps(tmp_path, caplog):
     assert loop.state.optimizers[0].param_groups[0]["weight_decay"] == 0.3
 
 
-@pytest.mark.parametrize(
-    ("changes", "cause"),
-    [
-        ({"width": 24}, "size mismatch for "),
-        ({"optim": OptimSettings()}, "expected a state of AdamW, got one of Muon"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "cause"), [
+    ({"width": 24}, "size mismatch for "),
+    ({"optim": OptimSettings()}, "expected a state of AdamW, got one of Muon"),
+])  # fmt: skip
 def test_a_state_that_does_not_fit_is_said_in_one_line(tmp_path, changes, cause):
     tiny_run.loop(tmp_path, steps=1).fit()
     with pytest.raises(CheckpointError) as caught:
@@ -344,6 +337,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch_and_resume_makes_it_good(
     assert seen == [2, 2, 3]
 
 
+@pytest.mark.ci
 def test_a_signal_within_a_queue_does_not_hang_the_run(tmp_path, monkeypatch):
     """An exception out of the handler would leave the queue's lock taken, and the end waits for it."""
     enter = threading.Condition.__enter__
@@ -373,6 +367,7 @@ def test_a_signal_within_a_queue_does_not_hang_the_run(tmp_path, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.ci
 def test_a_signal_ends_the_wait_for_slow_data(tmp_path):
     class Slow(tiny_run.Images):
         def read(self, key):

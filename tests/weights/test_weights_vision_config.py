@@ -114,6 +114,7 @@ def test_a_text_tower_of_hugging_face_is_named(text):
         recognize({"text.proj.weight": torch.zeros(1)}, config, "file")
 
 
+@pytest.mark.ci
 def test_the_two_numbers_of_a_clip_may_have_an_axis():
     made = case("OpenCLIP SigLIP")
     tensors = {name: t[None] if name.startswith("logit_") else t for name, t in made.tensors.items()}

@@ -38,6 +38,7 @@ def captioner(tokenizer) -> Checkpoint:
     return Checkpoint(teach(model, pixels, batch, 80), tokenizer, RECORD)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_captions_say_what_was_taught_and_batch_equals_single(captioner, beam_size, tmp_path):
     images = [Image.new("RGB", (60, 44), c) for c in CAPTIONS]

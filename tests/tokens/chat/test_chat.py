@@ -245,7 +245,8 @@ LONG = [  # minutes, with the whole bounds
     (REPEAT.format("[1, " + "1, " * 9999 + "1]"), "in all"),
     ("{{ range(9999) | batch(1) | sum(start=[]) }}", "sum makes more than"),
 ]  # fmt: skip
-QUICK = [(*case, 4) for case in [*PLAIN, *BOUNDED, *LONG]]  # with bounds of a sixteenth
+# with bounds of a sixteenth
+QUICK = [*((*case, 4) for case in PLAIN + BOUNDED), *spread([(*case, 4) for case in LONG], 5, pytest.mark.ci)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tests.helpers.references.any_to_text import (
     file_names,
     idefics_case,
 )
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 TOLERANCE = 1e-5
 HALF = (0.5, 0.5, 0.5)
@@ -123,6 +123,7 @@ def test_a_corrupted_tensor_fails_the_comparison(name):
         assert max(differences(name, load(name, tensors)).values()) > TOLERANCE, corrupted
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("sampled", [False, True])
 @every_case
 @torch.no_grad()
@@ -219,6 +220,7 @@ RELEASED = {
 }  # fmt: skip
 
 
+@thin(5, pytest.mark.ci)
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_sizes_have_the_references_names_and_shapes(name):
     import transformers

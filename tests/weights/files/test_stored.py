@@ -13,6 +13,7 @@ from multimodal.weights.files.stored import GROUP, LEAST_GROUP, SCALE, from_stor
 from multimodal.weights.folder import Checkpoint, load_folder, save_folder
 from tests.helpers.commands import one_line, run
 from tests.helpers.folders import sealed
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ALL, made
 
 WEIGHTS = "model.safetensors"
@@ -79,6 +80,7 @@ def test_rows_are_cut_into_equal_groups(numbers, groups):
     assert (levels.shape, scale.shape) == ((3, numbers), (3, groups))
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("scale", "named"),
     [
@@ -129,6 +131,7 @@ def test_weights_that_cannot_be_stored_are_refused_and_nothing_is_left(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["bfloat16"]
 
 
+@pytest.mark.ci
 def test_convert_stores_and_info_says_how(capsys, models, tmp_path):
     source, sizes = models / "clip", {}
     for store in ("float32", "float16", "bfloat16", "int8"):

@@ -81,7 +81,7 @@ def test_encoder_and_heads_are_those_of_transformers(name, features):
     assert valid.sum(1).tolist() == counts.tolist()
 
 
-@pytest.mark.parametrize("name", ["parakeet-rnnt", "parakeet-tdt"])
+@pytest.mark.parametrize("name", [pytest.param("parakeet-rnnt", marks=pytest.mark.ci), "parakeet-tdt"])
 def test_greedy_text_is_that_of_transformers(name, features):
     made, ours = loaded(name)
     x, lengths = features

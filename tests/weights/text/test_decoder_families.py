@@ -16,7 +16,7 @@ from multimodal.weights.load import families, recognize
 from tests.helpers.parity import idle, record
 from tests.helpers.references.causal import CASES, CONTEXT, VOCABULARY, case
 from tests.helpers.references.released import RELEASED
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 TOLERANCE = 1e-5
 BATCH, LENGTH = 3, 11
@@ -66,6 +66,7 @@ def test_states_and_logits_equal_the_references_and_depend_on_every_tensor(name)
     assert [own for own in found if not own.endswith("key.bias")] == []  # which shifts a row's scores alike
 
 
+@thin(4, pytest.mark.ci)
 @every_case
 @torch.no_grad()
 def test_padded_and_cached_logits_equal_the_reference(name):

@@ -12,7 +12,7 @@ from multimodal.train.losses import detection_loss, token_loss
 from multimodal.weights.load import families, recognize
 from tests.helpers.parity import record
 from tests.helpers.references.encoders import CASES, CONTEXT, PAD, VOCABULARY, case, outputs
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 TOLERANCE = 1e-5
 LENGTHS = (9, 4, CONTEXT)
@@ -111,6 +111,7 @@ def test_a_corrupted_tensor_fails_the_comparison(name):
         assert max(actual.values()) > TOLERANCE, corrupted
 
 
+@thin(4, pytest.mark.ci)
 @every_case
 def test_repeated_tensors_may_be_missing_and_position_ids_present(name):
     tensors = case(name).tensors

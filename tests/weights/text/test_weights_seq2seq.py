@@ -19,7 +19,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from tests.helpers.parity import record
 from tests.helpers.references.seq2seq import CASES, CONTEXT, VOCABULARY, WITH_HEAD, case
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 from tests.helpers.tiny import randomized
 
 TOLERANCE = 1e-5
@@ -150,6 +150,7 @@ def test_cached_decoding_of_prompts_padded_on_the_left_equals_the_reference(name
             assert difference <= TOLERANCE, output
 
 
+@thin(4, pytest.mark.ci)
 @every_decoder
 def test_greedy_and_beam_tokens_equal_generate(name):
     reference, model = case(name).reference, load(name)
