@@ -70,7 +70,7 @@ class Loop:
         demand("graphs", s.graphs, self.world == 1 or not s.graphs, "off with several processes")
         loader.world, loader.rank = self.world, self.rank
         self.objective = objective.to(self.device)
-        self.floating = torch.bfloat16 if s.precision == "bfloat16" else None
+        self.floating = torch.bfloat16 if s.used_precision == "bfloat16" else None
         if self.floating:
             objective.model.to(self.floating)
         self.kind, self.statistics = self.device.type, running_statistics(objective.model)
@@ -79,9 +79,9 @@ class Loop:
         if s.compile:
             compile_blocks(objective.model)
         self.plain = copy.deepcopy(objective.model).cpu() if s.shard and self.processes.main else None
-        types = (torch.bfloat16, getattr(torch, s.reduce)) if s.precision == "autocast" else ()
+        types = (torch.bfloat16, getattr(torch, s.reduce)) if s.used_precision == "autocast" else ()
         self.parallel = DataParallel(objective, self.processes, s.shard, s.hybrid, *types)
-        scaler = torch.amp.GradScaler(self.kind, enabled=s.precision == "float16")
+        scaler = torch.amp.GradScaler(self.kind, enabled=s.used_precision == "float16")
         self.state = TrainingState(objective.model, s.optim, scaler)
         self.states, self.meaning = s.run / "states", adapters(objective.model) | (meaning_of(start) if start else {})
         self.done = self.first = 0  # completed steps, now and at the start of this process
@@ -96,7 +96,7 @@ class Loop:
 
     # the Engine of an objective
     def forward(self, batch: Any) -> Any:
-        kind = {"autocast": torch.bfloat16, "float16": torch.float16}.get(self.settings.precision)
+        kind = {"autocast": torch.bfloat16, "float16": torch.float16}.get(self.settings.used_precision)
         with torch.autocast(self.kind, kind) if kind else nullcontext():
             self.flops.count_forward(self.objective, batch)
             return self.parallel.module(batch)
@@ -210,7 +210,7 @@ class Loop:
         s = self.settings
         if s.threads:
             torch.set_num_threads(s.threads)
-        reduced = self.kind == "cuda" and s.precision != "float32"
+        reduced = self.kind == "cuda" and s.used_precision != "float32"
         with deterministic(s.deterministic), tf32(reduced), StopSignal() as stop, self.processes.together(s.run):
             log.info("%d parameters, %d of them trained", *sizes(self.objective.model))
             self.begin()

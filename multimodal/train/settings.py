@@ -57,9 +57,14 @@ class LoopSettings:
             demand("precision", self.precision, self.precision != "float16", "another one with graphs")
             demand("shard", self.shard, not self.shard, "off with graphs")
             demand("checkpointing", self.checkpointing, not self.checkpointing, "off with graphs")
-        if self.precision == "auto":
-            fast = torch.device(self.device).type != "cpu" or prefers_bfloat16()
-            object.__setattr__(self, "precision", "autocast" if fast else "float32")
+
+    @property
+    def used_precision(self) -> str:
+        """`precision`, of `auto` the one for `device`. Not set once: a recipe's defaults become another device's."""
+        if self.precision != "auto":
+            return self.precision
+        fast = torch.device(self.device).type != "cpu" or prefers_bfloat16()
+        return "autocast" if fast else "float32"
 
     def loader(
         self, source: Source, plan: Plan, prepare: Callable, collate: Callable, most_broken: float = 0.05
@@ -72,7 +77,7 @@ class LoopSettings:
 
     def flat(self) -> dict[str, Any]:
         """Return all settings that shape the run, by flag name."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(self) | {"precision": self.used_precision}
         for name in ("run", "resume"):
             del values[name]
         return values.pop("optim") | values

@@ -121,7 +121,7 @@ def probes(
     """Accuracy of linear probes of the middle layer and of the raw pixels."""
     train = train.part(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[: s.probe_count])
     middle, features = model.config.stack.layers // 2, []
-    with torch.autocast("cpu", torch.bfloat16, enabled=s.loop.precision == "autocast"):
+    with torch.autocast("cpu", torch.bfloat16, enabled=s.loop.used_precision == "autocast"):
         for part in (train, held):
             features.append(middle_features(model, palette.ids(part.pixels), len(palette), middle))
     names, raw = list(train.names), [part.pixels.flatten(1).float() for part in (train, held)]

@@ -169,7 +169,11 @@ def test_muon_is_torchs_muon(monkeypatch, fast, error):
 
 
 def test_auto_precision_is_autocast_where_bfloat16_is_fast(monkeypatch, tmp_path):
+    """Also where --device names a GPU for a recipe whose defaults were made for the CPU."""
+    monkeypatch.setattr(settings, "check_device", lambda *_: None)
     for fast, precision in ((True, "autocast"), (False, "float32")):
         monkeypatch.setattr(settings, "prefers_bfloat16", lambda fast=fast: fast)
-        assert settings.LoopSettings(tmp_path, 1).precision == precision
-        assert settings.LoopSettings(tmp_path, 1, precision="bfloat16").precision == "bfloat16"
+        auto = settings.LoopSettings(tmp_path, 1)
+        assert auto.used_precision == precision
+        assert replace(auto, device="cuda").used_precision == "autocast"
+        assert settings.LoopSettings(tmp_path, 1, precision="bfloat16").used_precision == "bfloat16"
