@@ -385,6 +385,7 @@ def test_spellings_are_one_model_each_and_no_shipped_name():
              for name in {model.name.lower(), model.repository.lower(), *(a.lower() for a in model.also)}]  # fmt: skip
     assert len(names) == len(set(names))
     assert not set(registry.spellings()) & set(shipped())
+    assert [registry.find(x).name for x in ("turbo", "small.en")] == ["whisper-large-v3-turbo", "whisper-small.en"]
 
 
 @pytest.mark.ci

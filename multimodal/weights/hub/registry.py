@@ -164,11 +164,11 @@ DEMONSTRATIONS = {
 
 
 def spellings() -> dict[str, HubModel]:
-    """The registry's models by each of their names in lower case."""
+    """The registry's models by each of their names in lower case; Whisper's also by openai-whisper's, such as turbo."""
     named = {}
     for model in MODELS:
         for name in (model.name, model.repository, model.repository.rpartition("/")[2], *model.also):
-            named[name.lower()] = model
+            named[name.lower()] = named[name.lower().removeprefix("whisper-")] = model
     return named
 
 
