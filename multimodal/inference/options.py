@@ -10,8 +10,9 @@ class MachineOptions(OptionSet):
     """`threads` 0 or None: torch's own number."""
 
     device: str = option("auto", DEVICE, "NAME")
-    compute_type: str = option("auto", "numbers that the model computes in (default: auto, float32 on a CPU, bfloat16 "
-                               "on a GPU)", choices=COMPUTE_TYPES)  # fmt: skip
+    compute_type: str = option("auto", "numbers that the model computes in. auto: 16-bit floats on a GPU; on a CPU "
+                               "float32, of Whisper's encoder bfloat16 where that is quicker. float16 needs a GPU, "
+                               "int8 a CPU (default: auto)", choices=COMPUTE_TYPES)  # fmt: skip
     threads: int | None = option(None, "CPU threads (default: torch's)", "N", low=0, high=1024)  # torch starts them all
 
 

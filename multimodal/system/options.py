@@ -92,7 +92,7 @@ class Option:
         text, default = self.help, self.default
         if self.several:
             default = " ".join(map(str, default))
-        if "(default" not in text and default is not False and default not in (None, ""):
+        if "(default" not in text and default is not False and default not in (None, "", ()):
             text += f" (default: {default:g})" if type(default) in (int, float) else f" (default: {default})"
         return text.replace("%", "%%")
 

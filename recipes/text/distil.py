@@ -42,7 +42,7 @@ Figures = Callable[[TextTransformer], dict[str, float]]
 @dataclass(frozen=True)
 class DistillationRun:
     teacher: str  # text model: a name, folder or file
-    data: tuple[Path, ...]  # text files or manifests, plain or gzip
+    data: tuple[Path, ...]  # text files or manifests, plain, gzip or Zstandard
     out: Path  # folder for the student
     val: tuple[Path, ...] = ()  # validation text; without it the last `hold` of the training text
     hold: ProperShare = 0.1

@@ -51,7 +51,7 @@ ROWS = 2048  # of similarities at once
 
 @dataclass(frozen=True)
 class MiningRun:
-    texts: tuple[str, ...]  # LANGUAGE=FILE: a sentence a line, plain or gzip
+    texts: tuple[str, ...]  # LANGUAGE=FILE: a sentence a line, plain, gzip or Zstandard
     out: Path  # beginning of the files' names: OUT.LANGUAGE
     groups: tuple[str, ...] = ()  # such as en,de fr cs; none: one group of all languages
     bridges: tuple[str, ...] = ()  # languages mined across groups; none: the first of each group

@@ -90,7 +90,7 @@ from multimodal.weights.load import load
 
 @dataclass(frozen=True)
 class LanguageModelRun:
-    data: tuple[Path, ...]  # text files, plain or gzip, or manifests (.jsonl, .csv, .tsv), whose texts are documents
+    data: tuple[Path, ...]  # text files, or manifests (.jsonl, .csv, .tsv), whose texts are documents; .gz and .zst too
     out: Path  # folder for the checkpoint with the lowest validation loss
     weights: tuple[float, ...] = ()  # share of the rows for each file of --data
     epochs: tuple[float, ...] = ()  # the same as epochs of each file, in proportion to each other

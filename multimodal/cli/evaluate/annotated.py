@@ -20,7 +20,7 @@ TASKS = {"tagging": "tag", "qa": "answer", "choice": "answer"}  # whose default 
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s FILE [FILE ...] --model MODEL [flags]", EXAMPLES
-    p.add_argument("data", nargs="+", metavar="FILE", help="annotated texts, plain or gzip")
+    p.add_argument("data", nargs="+", metavar="FILE", help="annotated texts, plain, gzip or Zstandard")
     flags.model(p, "tag", lambda options: TASKS[options.kind])
     add_option_flags(p, SubsetOptions, defaults=True)
     output_flags(p)

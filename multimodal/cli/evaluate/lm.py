@@ -23,8 +23,8 @@ A line for cloze or winograd: {"text": "The trophy does not fit in the bag as _ 
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s FILE [FILE ...] [flags]", EXAMPLES
-    p.add_argument("data", nargs="+", metavar="FILE", help="text, plain or gzip, or JSON lines; each file is scored "
-                   "separately")  # fmt: skip
+    p.add_argument("data", nargs="+", metavar="FILE", help="text, JSON lines or CSV, plain, gzip or Zstandard; each "
+                   "file is scored separately")  # fmt: skip
     flags.model(p, "generate")
     add_option_flags(p, PerplexityOptions, defaults=True)
     output_flags(p)

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s SOURCE --references FILE [flags]", EXAMPLES
-    p.add_argument("data", nargs=1, metavar="SOURCE", help="texts, one per line, plain or gzip")
+    p.add_argument("data", nargs=1, metavar="SOURCE", help="texts, one per line, plain, gzip or Zstandard")
     p.add_argument("--references", required=True, metavar="FILE", help="reference translations, one per line")
     p.add_argument("--from", dest="source", metavar="LANGUAGE", help="code or English name; not for a model of one "
                    "direction")  # fmt: skip

@@ -3,13 +3,13 @@
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -180,13 +180,18 @@ class SourcePart:
     def whole(cls, source: Source, count: int = 0) -> "SourcePart":
         return cls(source, range(len(source)), count)
 
-    def held_out(self, share: float) -> tuple["SourcePart", "SourcePart"]:
-        """Split off a `share` of evenly spread keys: (the others, those). Raises UsageError if either has under two."""
+    def held_out(
+        self, share: float, rank: Callable[[SourceRow], Any] | None = None
+    ) -> tuple["SourcePart", "SourcePart"]:
+        """Split off a `share` of keys, evenly spread or those of the lowest `rank`: (the others, those). Raises
+        UsageError if either has under two."""
         count = round(share * len(self.keys))
         if not 2 <= count <= len(self.keys) - 2:
             parts = f"must leave two or more of {len(self.keys)} items in each part"
             raise UsageError(f"{share}: {parts}", argument="hold")
         held = evenly(self.keys, count)
+        if rank:
+            held = sorted(sorted(self.keys, key=lambda key: rank(self.source.row(key)))[:count])
         return replace(self, keys=sorted(set(self.keys) - set(held))), replace(self, keys=held, count=0)
 
     def rows(self) -> Iterator[SourceRow]:
@@ -222,7 +227,7 @@ def _order(keys: Sequence[int], count: int, seed: tuple) -> list[int]:
 
 
 def sentences(paths: Sequence[Path], held_out: Sequence[str]) -> Source:
-    """Read sentences, one per line, plain or gzip, without those too similar to any of `held_out` (see `unlike`).
+    """Read sentences, one per line, packed or not, without those too similar to any of `held_out` (see `unlike`).
 
     Raises DataError."""
     return joined([_sentences(path, held_out) for path in paths])

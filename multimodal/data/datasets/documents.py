@@ -18,7 +18,7 @@ Sentence = list[int]
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the stripped lines of a plain or gzip file. Raises DataError for an unreadable or empty one."""
+    """Read the stripped lines of a plain, gzip or Zstandard file. Raises DataError for an unreadable or empty one."""
     return [line.strip() for line in _lines(path)]
 
 

@@ -36,9 +36,10 @@ class Asker(LoadedModel):
     """Any-to-text model: loads once and answers questions about images, sound and video.
 
     `options`: see `GenerateOptions`, and `VideoOptions` for the frames of videos; defaults come from "ask" in the
-    model's card. `device`: `auto` is a GPU if there is
-    one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs. Inputs are encoded once, however
-    many questions are asked. Raises UsageError, CheckpointError."""
+    model's card. `device`: `auto` is a GPU if there is one; `compute_type`: see `prepare_for_inference`. `urls`: read
+    http and https URLs. Inputs are encoded once, however many questions are asked.
+
+    Raises UsageError, CheckpointError."""
 
     def __init__(
         self, model: Model | None = None, *, device: str | torch.device | None = "auto", compute_type: str = "auto",

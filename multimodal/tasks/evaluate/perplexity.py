@@ -24,7 +24,7 @@ CHUNK = 4096  # targets whose logits exist at a time
 def evaluate_text(
     checkpoint: Checkpoint, path: Path, context: int | None = None, stride: int | None = None, split: Split = "none"
 ) -> dict[str, Any]:
-    """`text_scores` of a file, plain or gzip, as one text or as `split` into documents.
+    """`text_scores` of a file, packed or not, as one text or as `split` into documents.
 
     `context`: tokens of a window (default: those of training). `stride`: tokens by which
     windows move (default: the context; half of it for a prefix language model). Raises UsageError for a model that is

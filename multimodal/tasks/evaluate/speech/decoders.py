@@ -118,7 +118,7 @@ def evaluate_decoders(
     features = [read_features(source, key, encoder.bands, encoder.features) for key in keys]
     texts, seconds = transcripts(checkpoint, features, options)
     return {
-        "utterances": len(references), "audio_seconds": sum(map(len, features)) // 100,
+        "utterances": len(references), "audio_seconds": round(sum(map(len, features)) / 100, 2),
         "encoder": {"seconds": seconds["encoder"]},
         **{name: errors(references, rows) | {"seconds": seconds[name]} for name, rows in texts.items()},
     }  # fmt: skip

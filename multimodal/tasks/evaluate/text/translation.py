@@ -15,7 +15,7 @@ def evaluate_translation(
     to_language: str | None = None, limit: int | None = None, **search: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Corpus BLEU and chrF in percent (sacrebleu's defaults) of the translations of each line of `source` against that
-    of `references`; both plain or gzip. `search`: options of `translate`. BLEU's tokenizer is that of `to_language`, or
+    of `references`; both packed or not. `search`: options of `translate`. BLEU's tokenizer is that of `to_language`, or
     of the model's one direction. Raises DataError for files of different lengths or without text; UsageError,
     TextError and CheckpointError as `translate`."""
     texts, targets = (read_text(path).removesuffix("\n").split("\n") for path in (source, references))
