@@ -2,7 +2,7 @@
 
 A block marked ```sh is run; ```sh download needs a checkpoint that is not here. Commands and recipes run in this
 process, since starting one for each would take minutes; with `-m slow` the README's recipe runs as in a shell, too,
-the exports write whole graphs, and what takes seconds and the README or a test of recipes does in the small runs.
+the exports write whole graphs, and the blocks of LONG run, whose work the README's and tests of recipes do, too.
 """
 
 import io

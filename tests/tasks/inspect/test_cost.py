@@ -24,7 +24,7 @@ from multimodal.tasks.inspect.cost import counts, of_config
 from multimodal.train.optim import OptimSettings, optimizers
 from multimodal.weights.folder import KINDS, Checkpoint, save_folder
 from tests.helpers.commands import run as command
-from tests.helpers.spread import thin
+from tests.helpers.spread import spread, thin
 from tests.helpers.tiny import ALL, SPEECH, TEXT_TO_TEXT, TEXTS, VIT, VOCABULARY, made, randomized, text
 
 B, T = 2, 12
@@ -82,7 +82,7 @@ def run(model: nn.Module, name: str, rows: int) -> object:
     return model(*given)
 
 
-# with the matrices of another, or all of them but one
+# with the matrices of others
 LIKE = {"vit-mean", "vit-registers", "vit-registers-mean", "vit-layer-scale", "clip-masked", "clip-sigmoid",
         "text-sinusoidal", "text-rotary", "text-alibi", "text-window", "text-shaw", "text-to-text-apart",
         "captioner-bert", "conformer-group", "conformer-rotary", "conformer-chunk", "conformer-batch",
@@ -220,8 +220,7 @@ KEPT = {
 }  # fmt: skip
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", spread(KEPT, 2, pytest.mark.slow, pytest.mark.ci))
 def test_activations_are_what_autograd_keeps(name):
     model, words = TextTransformer(KEPT[name]).train(), torch.randint(61, (3, 40))
     said = counts(model, 40, 3)["training_bytes"]["activations"]
