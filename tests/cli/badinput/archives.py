@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.helpers import hostile
+from tests.helpers.data import hostile
 
 from .checkpoints import edited, vouched
 from .rows import Row, silent

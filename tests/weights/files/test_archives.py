@@ -20,7 +20,7 @@ from multimodal.weights.files import pickled, torchscript
 from multimodal.weights.files.archives import read_archive
 from multimodal.weights.files.pickled import Instance, Name
 from multimodal.weights.files.tensor_files import read_shards
-from tests.helpers import hostile
+from tests.helpers.data import hostile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
