@@ -139,10 +139,10 @@ class PackedRows:
         return self.row(key).place
 
     def identity(self, key: int) -> str:
-        """Return what a cache of an item's content goes by: its file, with size and time, or its fault."""
+        """Return what a cache of an item's content goes by: its file, however its path is written, with size and
+        time, or its fault."""
         row = self.row(key)
-        place = row.fault or row.media
-        return f"{place} {_stamp(place)}"
+        return row.fault or _file_identity(row.media)
 
     def read(self, key: int) -> Sample:
         """Raises DataError for a broken item, OSError or DataError if its shard or URL cannot be read."""
@@ -204,7 +204,7 @@ class TarRows(PackedRows):
     def identity(self, key: int) -> str:
         row = self.row(key)
         shard, *place = row.media
-        return row.fault or f"{self.shards[shard]} {place} {_stamp(self.shards[shard])}"
+        return row.fault or f"{_file_identity(self.shards[shard])} {place}"
 
     def _media(self, media: tuple[int, int, int]) -> bytes:
         shard, offset, size = media
@@ -246,13 +246,14 @@ class JoinedSources:
 Source = PackedRows | JoinedSources
 
 
-def _stamp(path: str) -> tuple[int, ...]:
-    """Return size and time of a file."""
+def _file_identity(path: str) -> str:
+    """Return a file's real path with size and time; a URL as it is."""
+    path = path if is_remote(path) else os.path.realpath(path)
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # such as a URL
-        return ()
-    return status.st_size, status.st_mtime_ns
+        return path
+    return f"{path} {status.st_size} {status.st_mtime_ns}"
 
 
 def joined(sources: Sequence[Source]) -> Source:

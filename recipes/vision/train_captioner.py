@@ -36,7 +36,7 @@ Caltech-101 val (400 images) 34.5 % (34.0), Tiny ImageNet val (5,050) 18.3 % (19
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -58,11 +58,13 @@ from multimodal.data.datasets.captions import (
     tidy,
     together,
     warn_of_long,
+    words,
 )
 from multimodal.data.datasets.class_names import class_names, evenly
+from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source
-from multimodal.errors import UsageError, demand
+from multimodal.errors import DataError, UsageError, demand
 from multimodal.system.assets import shipped
 from multimodal.system.files import read_json
 from multimodal.system.options import NonNegativeFloat, Positive, Rate
@@ -112,7 +114,7 @@ class CaptionerRun:
     )
 
 
-def captions(images: list[Image.Image], checkpoint: Checkpoint, beams: int) -> list[str]:
+def captions(images: Sequence[Image.Image], checkpoint: Checkpoint, beams: int) -> list[str]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*the caption is empty")  # of a model that has just started to learn
         return [row["caption"] for row in caption(images, checkpoint, beam_size=beams)]
@@ -135,6 +137,23 @@ def parts_of(settings: CaptionerRun) -> tuple[list[SourcePart], SourcePart]:
         parts.append(SourcePart.whole(sentences(settings.sentences, unseen), settings.batch_sentences))
     log.info("items: %s, validation: %d", " + ".join(str(len(part.keys)) for part in parts), len(val.keys))
     return parts, val
+
+
+def judged(val: SourcePart) -> tuple[Sequence[str], Sequence[Image.Image], Sequence[list[str]]]:
+    """Names, images and captions of the validation images without the broken ones, which are logged. Raises DataError
+    where fewer than two are left."""
+    found = []
+    for key in val.keys:
+        try:
+            sample = val.source.read(key)
+            if not (texts := [text for text in sample.texts if words(text)]):
+                raise DataError("its caption is empty" if sample.texts else "no caption")
+            found.append((val.source.name(key), read_image(sample.media), texts))
+        except BROKEN as error:
+            log.warning("broken item skipped: %s", broken_item(val.source.name(key), error))
+    if len(found) < 2:
+        raise DataError(f"{len(found)} of {len(val.keys)} validation images can be used, scores need at least 2")
+    return tuple(zip(*found, strict=True))
 
 
 OF_CAPTIONER = ("vocabulary", "alone", "sentences", "width", "heads", "context", "encoder_layers")
@@ -181,8 +200,7 @@ def main(settings: CaptionerRun) -> None:
     prepare = PrepareCaption(initial.tokenizer, context, initial.preprocessing, names)
     source, plan = together(parts, loop.seed)
     loader = loop.loader(source, plan, prepare, collate)
-    samples = [val.source.read(key) for key in val.keys]
-    images, references = [read_image(sample.media) for sample in samples], [sample.texts for sample in samples]
+    names_of_images, images, references = judged(val)
 
     def measure(model: nn.Module) -> dict[str, float]:
         return caption_scores(captions(images, replace(initial, model=model), settings.beams), references)
@@ -190,15 +208,15 @@ def main(settings: CaptionerRun) -> None:
     if settings.share:
         initial = replace(initial, shared=(SharedPart("image", settings.init, "image"),))
     kept = replace(initial, card={name: initial.card[name] for name in ("templates",) if name in initial.card})
-    judge = KeepBest(loop, measure, lambda scores: scores["cider"], kept, {"images": len(val.keys)}, newest=True)
+    judge = KeepBest(loop, measure, lambda scores: scores["cider"], kept, {"images": len(images)}, newest=True)
     Loop(loop, objective, loader, judge, initial).fit()
     best = judge.load()
     facts = read_json(settings.card) if settings.card else {}
-    examples = zip(val.keys, captions(images, best, settings.beams), strict=True)
+    examples = zip(names_of_images, captions(images, best, settings.beams), strict=True)
     finish(
         settings, replace(best, card=facts | best.card),
         [*settings.data, *settings.labelled, *settings.classes, *settings.sentences],
-        [f"{val.source.name(key)}: {text}" for key, text in examples][:20], store="float16",
+        [f"{name}: {text}" for name, text in examples][:20], store="float16",
     )  # fmt: skip
 
 

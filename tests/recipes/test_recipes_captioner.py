@@ -234,6 +234,22 @@ def test_lines_of_one_file_are_one_image(train_captioner, data, val):
         assert list(held.source.read(key).texts) == SAID.get(colour, [""])
 
 
+def test_broken_validation_images_are_left_out_and_a_path_may_be_written_in_two_ways(train_captioner, data, caplog):
+    (data / "cut.png").write_bytes((data / "red0.png").read_bytes()[:60])
+    rows = ["file_name,caption", "cut.png,a wall", "none.png,a wall", "red0.png, .", "red1.png,a wall"]
+    (data / "said.csv").write_text("\n".join([*rows, f"{data}/classes/../red1.png,the wall", "blue1.png,the sea"]))
+    run = train_captioner.CaptionerRun((str(data / "said.csv"),), data / "out", val=str(data / "said.csv"), batch=2)
+    _, val = train_captioner.parts_of(run)
+    names, images, texts = train_captioner.judged(val)
+    assert [name.rpartition(" line ")[2] for name in names] == ["5", "7"]
+    assert [image.width for image in images] == [49, 49]
+    assert texts == (["a wall", "the wall"], ["the sea"])
+    for place, cause in ((2, "cut.png"), (3, "none.png"), (4, "its caption is empty")):
+        assert any(f"line {place}: " in line and cause in line for line in caplog.messages)
+    with pytest.raises(DataError, match="1 of 4 validation images can be used"):
+        train_captioner.judged(replace(val, keys=range(4)))
+
+
 def test_empty_captions_are_broken_and_cut_ones_counted(train_captioner, data, caplog):
     rows = ["file_name,caption", "red0.png,", "blue0.png, .", *(f"lime{n}.png,a field of grass" for n in range(4))]
     (data / "said.csv").write_text("\n".join(rows))
