@@ -29,16 +29,18 @@ lost: the encoder's fourth layer of six with dropout and label smoothing left ye
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from multimodal.data.datasets.captions import CaptionAugmentSettings, SourcePart, together
-from multimodal.data.datasets.chats import open_chats
+from multimodal.data.datasets.chats import media_of, open_chats
 from multimodal.data.loader import generator
 from multimodal.data.manifests import short_names
 from multimodal.data.remote.trust import Trust
+from multimodal.data.sources import SourceRow
 from multimodal.errors import CheckpointError, MultimodalError, UsageError, demand, one_line
 from multimodal.models.any_to_text import AnyToText
 from multimodal.system.assets import shipped
@@ -84,18 +86,33 @@ class AnyRun:
 
 
 def parts_of(s: AnyRun) -> tuple[list[SourcePart], list[SourcePart]]:
-    """The files to train on, and what is held out of each. Raises UsageError for a file without a count."""
+    """The files to train on, and what is held out of each. Rows about a file that is validated with are not trained.
+    Raises UsageError for a file without a count or without a row to train."""
     train, val = [], []
     for one in s.data:
         path, equals, count = one.rpartition("=")
         if not equals or not count.isdecimal() or not int(count):
             raise UsageError(f"{one}: expected FILE=COUNT, with a count of rows in a batch", argument="data")
-        own, held = SourcePart.whole(open_chats(path, s.trust), int(count)).held_out(s.hold)
+        own, held = SourcePart.whole(open_chats(path, s.trust), int(count)).held_out(s.hold, rank)
         step = -(-len(held.keys) // s.most_held)
         train.append(own)
         val.append(replace(held, keys=held.keys[::step]))
-        log.info("%s: %d rows, %d to validate with", path, len(own.keys), len(val[-1].keys))
+    shown = {medium for part in val for row in part.rows() for medium in media_of(row)}
+    for number, (one, own, held) in enumerate(zip(s.data, train, val, strict=True)):
+        kept = [key for key in own.keys if shown.isdisjoint(media_of(own.source.row(key)))]
+        path, left = one.rpartition("=")[0], len(own.keys) - len(kept)
+        log.info("%s: %d rows, %d to validate with, %d left out that show the same files", path, len(kept),
+                 len(held.keys), left)  # fmt: skip
+        if not kept:
+            raise UsageError(f"{one}: all its rows show files that are validated with", argument="data")
+        train[number] = replace(own, keys=kept)
     return train, val
+
+
+def rank(row: SourceRow) -> str:
+    """A random order by what rows show, the same for all files and wherever they lie; broken rows come last."""
+    media = [Path(one).parts[-2:] if isinstance(one, str) else one for one in media_of(row)]
+    return "~" * bool(row.fault) + sha256(repr(media or row.fields).encode()).hexdigest()
 
 
 def texts_of(parts: list[SourcePart]) -> Iterator[str]:

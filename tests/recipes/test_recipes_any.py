@@ -15,7 +15,8 @@ from PIL import Image
 import multimodal
 from multimodal import Asker, load
 from multimodal.blocks.stack import transformer
-from multimodal.data.datasets.chats import open_chats, question, write_chats
+from multimodal.data.datasets.chats import media_of, open_chats, question, write_chats
+from multimodal.data.remote.trust import Trust
 from multimodal.errors import UsageError
 from multimodal.models.vit import ViT, ViTConfig
 from multimodal.tasks.ask.media import MediaEncoder
@@ -125,6 +126,23 @@ def test_a_text_model_is_validated_on_each_file_though_names_repeat(load_recipe,
     first, second = (made.card["validation"][f"{name}/texts_loss"] for name in (data.name, "more"))
     assert first != second
     assert made.card["validation"]["loss"] == pytest.approx((first + second) / 2)
+
+
+def test_files_that_are_validated_with_are_not_trained(load_recipe, data):
+    rows = [question(f"Is it {n}?", ["yes"], "sums", image=f"red{i}.png") for i in range(6) for n in range(3)]
+    write_chats(data / "asked.jsonl", rows)
+    write_chats(data / "said.jsonl", [question("What?", [one], "said", image=f"../{data.name}/{one}{i}.png")
+                                      for one in COLOURS for i in range(6)])  # fmt: skip
+    texts = open_chats(data / "texts.jsonl")
+    names = ("asked", "said", "texts")
+    recipe = load_recipe("train_any")
+    run = recipe.AnyRun(tuple(f"{data}/{name}.jsonl=2" for name in names), data / "out", hold=0.2, trust=Trust(True))
+    trained, held = ([[media_of(row) for row in part.rows()] for part in parts] for parts in recipe.parts_of(run))
+    shown = [{file for part in parts for own in part for file in own} for parts in (trained, held)]
+    assert not shown[0] & shown[1]
+    assert [len(part) for part in held] == [4, 4, 2]
+    assert len(trained[2]) == len(texts) - 2
+    assert all(trained)
 
 
 def test_an_audio_encoder_gets_features_of_its_own_kind():

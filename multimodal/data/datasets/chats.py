@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from multimodal.data.manifests import Line, read_list
-from multimodal.data.remote.trust import OWN_FOLDER, Trust
+from multimodal.data.remote.trust import OWN_FOLDER, Trust, is_remote
 from multimodal.data.sources import PackedRows, Source, SourceRow, joined
 from multimodal.errors import DataError, MultimodalError, UsageError, one_line
 from multimodal.system.files import is_data_url, shown
@@ -82,6 +82,14 @@ def _placed(message: dict[str, Any], base: str, trust: Trust) -> dict[str, Any]:
                     raise DataError(f"{part[key]}: {refused}")
         parts.append(part)
     return message | {"content": parts}
+
+
+def media_of(row: SourceRow) -> list[str | bytes]:
+    """The real paths or contents of the files that a conversation shows."""
+    messages = read_messages(row.fields["messages"]) if row.fields and not row.fault else []
+    values = [part.value for message in messages for part in message.parts if part.kind != "text"]
+    local = lambda value: isinstance(value, str) and not is_remote(value)
+    return [os.path.realpath(one) if local(one) else one for one in values if isinstance(one, str | bytes)]
 
 
 def question(
