@@ -183,7 +183,7 @@ def main(s: RecognizerRun) -> dict[str, Any]:
     decoder = "attention" if s.terms == "attention" else "greedy"
     card = read_json(s.card) if s.card else inherited(initial.card)
     stated = replace(initial, card=card)  # with the language of the texts
-    watch = ErrorRates(stated, [valid.texts[i] for i in items], [valid.frames(i) for i in items], decoder)
+    watch = ErrorRates(stated, [valid.written(i) for i in items], [valid.frames(i) for i in items], decoder)
     trained = Loop(s.loop, objective, loader, watch, initial).fit()
     figures = watch(trained, s.loop.steps)
     checkpoint = Checkpoint(trained, initial.tokenizer, card=card)

@@ -135,6 +135,8 @@ class WhisperValidation:
         fitting = [i for i in range(len(data)) if data.lengths[i] <= window]
         if not fitting:
             raise DataError(f"holds no recording of {len(data)} that fits {window / 100:g} s", argument="valid")
+        if left := len(data) - len(fitting):
+            log.warning("%d of %d validation recordings are not scored: over %g s", left, len(data), window / 100)
         languages = sorted({data.clips[i].language for i in fitting})
         if unknown := sorted(set(languages) - set(tokenizer.languages)):
             known = ", ".join(tokenizer.languages)

@@ -87,7 +87,8 @@ class LabelledImageSource:
     def read(self, key: int) -> tuple[UInt8[Tensor, "3 S S"], int]:
         """Raises ImageError or DataError for a broken image."""
         if self.groups[key] == BROKEN:
-            raise DataError(f"{self.name(key)}: its caption is empty")
+            row = self.items.row(self.places[key])
+            raise DataError(f"{row.place}: {row.fault or 'its caption is empty'}")
         return self.squares.get(self.places[key], self._decoded), self.groups[key]
 
     def _decoded(self, place: int) -> UInt8[Tensor, "3 S S"]:

@@ -130,6 +130,10 @@ class SpeechCorpus:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def written(self, number: int) -> str:
+        """Return a transcript as its source has it, by which `evaluate asr` scores."""
+        return self.source.row(self.keys[number]).texts[0]
+
     def name(self, key: UtteranceGroup) -> str:
         return " + ".join(self.source.name(self.keys[number % len(self)]) for number in key.numbers)
 

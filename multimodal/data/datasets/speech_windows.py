@@ -63,14 +63,19 @@ class WindowFrames(NamedTuple):
 
 
 def read_clips(
-    manifest: str | Path, language: str | None = None, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL
-) -> list[SpeechExample]:
+    manifest: str | Path, language: str | None = None, trust: Trust = OWN_FOLDER, columns: ListColumns = USUAL,
+    broken: bool = False,
+) -> list[SpeechExample]:  # fmt: skip
     """Read recordings with their texts, `language` and `translation` from anything that `open_source` reads.
-    `language`: of items without one. An empty text says that nobody speaks. Raises DataError."""
+    `language`: of items without one. An empty text says that nobody speaks. `broken`: keep broken items, which raise
+    when they are read, with an empty text. Raises DataError."""
     source = open_source(manifest, columns=columns, trust=trust)
     clips = []
     for key in range(len(source)):
         row = source.row(key)
+        if broken and row.fault:
+            clips.append(SpeechExample(source, key, "", ""))
+            continue
         spoken = row.fields.get("language", language)
         english = row.fields.get("translation")
         fault = row.fault or ("" if row.texts else "no text") or ("" if isinstance(spoken, str) else "no language")
@@ -98,7 +103,7 @@ class SpeechWindows:
         self.clips: list[SpeechExample] = []
         self.mels: list[Tensor] = []  # [M F]
         for manifest in manifests:
-            clips = read_clips(manifest, language, trust, columns)
+            clips = read_clips(manifest, language, trust, columns, broken=True)
             mels = self._mels(clips, cache, bands, str(manifest))
             good = [i for i, mel in enumerate(mels) if len(mel)]
             if empty := sum(not clips[i].text.strip() for i in good):

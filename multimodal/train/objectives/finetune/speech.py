@@ -41,7 +41,8 @@ def recognize(initial: Checkpoint, d: FinetuningData, cache: Path, seed: int) ->
 
     def measure(model: nn.Module, count: int | None) -> dict[str, float | None]:
         items = evenly(range(len(held)), count)
-        return ErrorRates(initial, [held.texts[i] for i in items], [held.frames(i) for i in items], "greedy")(model, 0)
+        written = [held.written(i) for i in items]
+        return ErrorRates(initial, written, [held.frames(i) for i in items], "greedy")(model, 0)
 
     return FinetuningJob(
         Recognition(initial.model, tokenizer, terms), initial.model, (), corpus, plan,
