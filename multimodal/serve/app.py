@@ -19,7 +19,7 @@ from multimodal.serve.guard import Guard
 from multimodal.serve.jobs.images import SearchedIndex
 from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
-from multimodal.serve.routes import audio, chat, embeddings, live, system, vision
+from multimodal.serve.routes import audio, chat, completions, embeddings, live, rerank, system, vision
 from multimodal.serve.state import Server
 from multimodal.serve.uploads import UploadFolder
 
@@ -45,7 +45,7 @@ def create(options: ServeOptions) -> Guard:
         title="multimodal", version=__version__, lifespan=lifespan, redoc_url=None, static_url="/docs-files"
     )
     app.state.server = server
-    for part in (audio, chat, embeddings, live, system, vision):
+    for part in (audio, chat, completions, embeddings, live, rerank, system, vision):
         app.include_router(part.router)
     invalid = (RequestValidationError, ValidationError)
     for kind in (MultimodalError, HttpError, *invalid, OSError, ClientDisconnect, Exception):

@@ -82,7 +82,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, messages: Any, leave: contextlib.AsyncExitStack):
-        super().__init__(messages, headers={"cache-control": "no-cache"})
+        super().__init__(messages, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})  # nginx's
         self.messages, self.leave = messages, leave
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

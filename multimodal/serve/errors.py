@@ -82,4 +82,5 @@ def _invalid(error: RequestValidationError | ValidationError) -> HttpError:
     names = takewhile(lambda one: one != "str" and "[" not in one, map(str, first["loc"]))
     place = ".".join(one for one in names if one != "body")
     got = "" if first["type"] == "missing" else f" (got {first.get('input')!r:.40})"
-    return HttpError(400, f"{place or 'body'}: {first['msg'].lower()}{got}", param=place or None)
+    problem = "is not offered" if first.get("ctx", {}).get("max_length") == 0 else first["msg"].lower()
+    return HttpError(400, f"{place or 'body'}: {problem}{got}", param=place or None)

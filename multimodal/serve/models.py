@@ -24,7 +24,7 @@ from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import load
 
-Task = Literal["transcribe", "classify", "embed-images", "embed", "chat", "translate"]
+Task = Literal["transcribe", "classify", "embed-images", "embed", "rerank", "chat", "translate"]
 KINDS: dict[str, tuple[Task, ...]] = {
     **dict.fromkeys(("speech_to_text", "joint_conformer", "transducer", "moonshine", "canary"), ("transcribe",)),
     "any_to_text": ("chat",),
@@ -55,7 +55,8 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if checkpoint.kind == "vit":
         return ("classify", "embed-images") if has_head(checkpoint) else ("embed-images",)
     if isinstance(model, TextTransformer):
-        return ("chat",) if is_language_model(checkpoint) else ("embed",)
+        other: Task = "rerank" if model.config.classes == 1 else "embed"  # a cross-encoder
+        return ("chat",) if is_language_model(checkpoint) else (other,)
     if isinstance(model, EncoderDecoder):
         return ("translate",) if checkpoint.required_tokenizer().language_ids else ("chat",)
     raise CheckpointError(f"model {checkpoint.source}: cannot be served, no endpoint takes a {checkpoint.kind}")

@@ -151,7 +151,7 @@ def test_models_and_paths_that_are_not_there(client):
          [r"messages[0].\ud800: is not"]),
         ("translate", '{"input": "a", "source": "en", "target": "xx"}', ["xx"]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
-         ["tools: list should have at most 0 items"]),
+         ["tools: is not offered (got ["]),
         ("chat/completions", '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, '
          '"max_completion_tokens": 9}', ["max_tokens: expected max_completion_tokens, 9 (got 5)"]),
         ("translate", json.dumps({"input": ["a", "a dog runs. " * 90], "source": "en", "target": "de"}),

@@ -1,10 +1,14 @@
 """Jobs of text: chat answers, translations and embeddings."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from multimodal.decoding.logits import Penalties
 from multimodal.errors import TextError, UsageError
@@ -17,7 +21,7 @@ from multimodal.serve.models import ServedModel
 from multimodal.tasks.ask.asker import settings
 from multimodal.tasks.ask.writer import AnswerWriter
 from multimodal.tasks.encode.search_defaults import search_defaults
-from multimodal.tasks.text.detokenize import token_texts
+from multimodal.tasks.text.detokenize import BEFORE, token_texts
 from multimodal.tasks.text.embed import check_text, prompt_text
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Continuation, TextWriter
@@ -61,44 +65,38 @@ class ChatModel:
 
     def answers(
         self, messages: Sequence[Message], options: Mapping[str, Any], top: int | None = None,
-        penalties: Penalties | None = None,
+        penalties: Penalties | None = None, give: Callable[[str], None] | None = None,
     ) -> Job:  # fmt: skip
-        """A job with `Answered`; `top`: see `token_scores`. Raises UsageError, TextError."""
+        """A job with `Answered`; `top`: see `token_scores`. `give` is called with each piece of the one answer; other
+        jobs have turns between them. Raises UsageError, TextError."""
         writer = self.writer(options, penalties)
+        if give:
+            writer.check_stream()
         self._check_length(writer, messages)
-        writer.interrupt = self.served.lane.check
+        score = None if top is None else partial(token_scores, top=top)
+        return Job(iter([self.stream(writer, lambda: self._prompt(writer, messages), "messages", score, give)]))
 
-        def stream() -> Stream:
-            prompt = yield self._alone(lambda: self._prompt(writer, messages))
-            self._end_at_context(writer, prompt)
-            key = ("chat", str(vars(writer.options) | {"seed": None}), penalties)
-            answers = yield Work(key, (prompt, writer.options.seed), lambda some: self._write(writer, some))
-            return (yield self._alone(lambda: answered(writer, prompt, answers, top)))
-
-        return Job(iter([stream()]))
-
-    def pieces(
-        self, messages: Sequence[Message], options: Mapping[str, Any], give: Callable[[str], None],
-        top: int | None = None, penalties: Penalties | None = None,
-    ) -> Job:  # fmt: skip
-        """A job that gives the answer piece by piece, with `Answered` as its result. Other jobs have turns between the
-        pieces. Raises UsageError, TextError."""
-        writer = self.writer(options, penalties)
-        writer.check_stream()
-        self._check_length(writer, messages)
-
-        def stream() -> Stream:
-            prompt = yield self._alone(lambda: self._prompt(writer, messages))
-            self._end_at_context(writer, prompt)
+    def stream(
+        self, writer: TextWriter, read: Callable[[], Any], name: str,
+        score: Callable[[TextWriter, Any, Continuation], TokenScores] | None, give: Callable[[str], None] | None = None,
+    ) -> Stream:  # fmt: skip
+        """Requests for the answers to the prompt that `read` gives, called `name` in errors; returns `Answered`."""
+        prompt = yield self.alone(read)
+        self.end_at_context(writer, prompt, name)
+        if give:
             pieces = writer.pieces(prompt)
-            while isinstance(piece := (yield self._alone(lambda: _next(pieces))), str):
+            while isinstance(piece := (yield self.alone(lambda: _next(pieces))), str):
                 give(piece)
-            return (yield self._alone(lambda: answered(writer, prompt, [piece], top)))
-
-        return Job(iter([stream()]))
+            answers = [piece]
+        else:
+            writer.interrupt = self.served.lane.check
+            key = ("chat", str(vars(writer.options) | {"seed": None}), writer.penalties)
+            answers = yield Work(key, (prompt, writer.options.seed), lambda some: self._write(writer, some))
+        scores = yield self.alone(lambda: [score and score(writer, prompt, one) for one in answers])
+        return Answered(answers, len(ids_of(prompt)), scores)
 
     @staticmethod
-    def _alone(work: Callable[[], Any]) -> Work:
+    def alone(work: Callable[[], Any]) -> Work:
         return Work(object(), None, lambda _: [work()])
 
     @staticmethod
@@ -110,13 +108,13 @@ class ChatModel:
             raise TextError(f"messages: have {length} characters, the model's context is {most} tokens")
 
     @staticmethod
-    def _end_at_context(writer: TextWriter, prompt: Any) -> None:
+    def end_at_context(writer: TextWriter, prompt: Any, name: str) -> None:
         """End an answer at the context that the model was trained on, which a model without a table of positions would
         write past. Raises TextError for a prompt beyond it."""
         if writer.encoder is None and writer.limit is None:
             count, options = len(ids_of(prompt)), writer.options
             if count > writer.context:
-                raise TextError(f"messages: have {count} tokens, the model's context is {writer.context}")
+                raise TextError(f"{name}: {count} tokens, the model's context is {writer.context}")
             room = writer.context - count + 1  # the last token is not read again
             writer.options = options.replace(max_new_tokens=min(options.max_new_tokens, room))
 
@@ -143,31 +141,55 @@ def _next(pieces: Iterator[str]) -> str | Continuation:
         return end.value
 
 
-def answered(writer: TextWriter, prompt: Any, answers: list[Continuation], top: int | None) -> Answered:
-    scores = [None if top is None else token_scores(writer, prompt, one, top) for one in answers]
-    return Answered(answers, len(ids_of(prompt)), scores)
-
-
 def token_scores(writer: TextWriter, prompt: Any, answer: Continuation, top: int) -> TokenScores:
     """Log-probabilities of an answer's tokens, in OpenAI's form, each with those of the `top` most probable tokens in
     its place. They are the model's own, before temperature, penalties and stop strings."""
-    ids = list(answer.ids)
+    before = writer.before(ids_of(prompt))
+    ids, texts = shown(writer.tokenizer, before, answer)
     if not ids:
         return []
-    tokenizer, before = writer.tokenizer, writer.before(ids_of(prompt))
-    logprobs = writer.logits(prompt, ids).log_softmax(-1)
-    own, (values, best) = logprobs.gather(1, logprobs.new_tensor(ids, dtype=int)[:, None])[:, 0], logprobs.topk(top)
-    texts, scores, length = token_texts(tokenizer, before, ids), TokenScores(), 0
-    for i, (text, spelled) in enumerate(zip(texts, spellings(tokenizer, ids, texts), strict=True)):
-        if answer.stopped == "stop" and length >= len(answer.text):  # what follows is a stop string
-            break
+    return described(writer.tokenizer, before, ids, texts, [rivals_of(writer.logits(prompt, ids), ids, top)])
+
+
+def shown(tokenizer: Tokenizer, before: list[int], answer: Continuation) -> tuple[list[int], list[str]]:
+    """The ids of an answer without a stop string at its end, and what each adds to the text."""
+    ids = list(answer.ids)
+    texts, length = token_texts(tokenizer, before, ids), 0
+    for i, text in enumerate(texts):
+        if answer.stopped == "stop" and length >= len(answer.text):
+            return ids[:i], texts[:i]
         length += len(text)
-        rivals = []
-        for other, value in zip(best[i].tolist(), values[i].tolist(), strict=True):
-            (rival,) = spellings(tokenizer, [other], token_texts(tokenizer, [*before, *ids[:i]], [other]))
-            rivals.append(token_score(rival, value))
-        scores.append(token_score(spelled, own[i].item()) | {"top_logprobs": rivals})
-    return scores
+    return ids, texts
+
+
+class Rivals(NamedTuple):
+    """Log-probabilities of tokens, and the values and ids of the most probable ones in the place of each."""
+
+    own: list[float]
+    values: list[list[float]]
+    best: list[list[int]]
+
+
+def rivals_of(logits: Float[Tensor, "N V"], ids: Sequence[int], top: int) -> Rivals:
+    logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0]
+    values, best = logprobs.topk(top)
+    return Rivals(own.tolist(), values.tolist(), best.tolist())
+
+
+def described(
+    tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int], texts: Sequence[str], rivals: Iterable[Rivals]
+) -> TokenScores:
+    """Tokens after `before` in OpenAI's form; `texts`: what each adds."""
+    found, whole, spelled = TokenScores(), [*before, *ids], spellings(tokenizer, ids, texts)
+    places = (place for part in rivals for place in zip(*part, strict=True))
+    for i, (own, values, best) in enumerate(places, len(before)):
+        others = []
+        for token, value in zip(best, values, strict=True):
+            (made,) = spellings(tokenizer, [token], token_texts(tokenizer, whole[max(i - BEFORE, 0) : i], [token]))
+            others.append(token_score(made, value))
+        found.append(token_score(spelled[i - len(before)], own) | {"top_logprobs": others})
+    return found
 
 
 def ids_of(prompt: Any) -> list[int]:

@@ -25,7 +25,7 @@ def spellings(tokenizer: Tokenizer, ids: Sequence[int], texts: Sequence[str]) ->
     return made
 
 
-def token_score(spelled: bytes, logprob: float) -> dict[str, Any]:
+def token_score(spelled: bytes, logprob: float | None) -> dict[str, Any]:
     """A token as OpenAI writes it; bytes of no whole character are escaped in its text."""
     return {"token": spelled.decode(errors="backslashreplace"), "logprob": logprob, "bytes": list(spelled)}
 

@@ -2,7 +2,7 @@ import { call, element, key, make } from "/page/common.js";
 
 const TASKS = {
   transcribe: "transcribes speech", classify: "classifies images", "embed-images": "vectors of images",
-  embed: "vectors of texts", chat: "answers messages", translate: "translates",
+  embed: "vectors of texts", rerank: "relevance of texts", chat: "answers messages", translate: "translates",
 };
 const STATES = { ready: "ready", loading: "loading models …", failed: "models could not be loaded", stopping: "stopping" };
 let listed = [], refused = null;  // the key with which the list was refused: it is not asked for again and again

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -24,8 +24,7 @@ from multimodal.tokens.chat.messages import Message, MessagePart
 
 router = APIRouter(prefix="/v1", tags=["text"])
 REASONS = {"end": "stop", "stop": "stop", "max_new_tokens": "length", "context": "length"}
-DECODING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_new_tokens",
-            "max_completion_tokens": "max_new_tokens", "n": "num_return"}  # fmt: skip
+DECODING = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "n": "num_return"}
 UNSET = (None, "", [], {})  # fields of a message with these values say nothing
 DEFAULT_TOKENS, MOST_TOKENS = 256, 10**9
 MOST_TEXTS = 2048  # of a translation
@@ -34,41 +33,23 @@ EXAMPLE = {"messages": [{"role": "user", "content": [
 ]}]}  # fmt: skip
 
 
-class UnusedFields(BaseModel):
-    """OpenAI's fields without a use here, with the values that change nothing."""
+class TextRequest(BaseModel):
+    """Fields of chats and completions."""
 
-    tools: list[Any] = Field([], max_length=0)
-    tool_choice: Literal["none", "auto"] = "none"  # as there are none
-    parallel_tool_calls: bool = False
-    modalities: list[Literal["text"]] = []
-    service_tier: Literal["auto", "default"] = "auto"
-    store: Literal[False] = False
-    metadata: dict[str, Any] = {}  # of what is stored
-    user: str = ""
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
+    model_config = ConfigDict(extra="forbid")
 
-
-class ChatRequest(UnusedFields):
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
-
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
     model: str | None = None
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     n: int = Field(1, ge=1, le=32)
     stop: str | Annotated[list[str], Field(max_length=1000, fail_fast=True)] | None = None
     seed: int | None = Field(None, ge=-SEEDS - 1, le=SEEDS)
     stream_options: dict[str, Any] | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    response_format: dict[str, Any] | None = None
+    user: str = ""  # without a use here
 
     @model_validator(mode="before")
     @classmethod
@@ -76,28 +57,23 @@ class ChatRequest(UnusedFields):
         """OpenAI takes null for what is left out."""
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
-    def top(self) -> int | None:
-        """Rivals of each token that are given; None without log-probabilities. Raises HttpError."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise HttpError(400, "top_logprobs: needs logprobs true", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
     def penalties(self) -> Penalties | None:
-        """None without any. Raises HttpError for a form of answers that is not offered."""
-        if (kind := (self.response_format or {"type": "text"}).get("type")) != "text":
-            problem = f"response_format: must be text, as answers are not held to a schema (got {str(kind)[:40]!r})"
-            raise HttpError(400, problem, param="response_format")
+        """None without any."""
         made = Penalties(self.presence_penalty, self.frequency_penalty, tuple((self.logit_bias or {}).items()))
         return made if any(made) else None
+
+    def usage_in_stream(self) -> bool:
+        """Is the stream to end with the usage. Raises HttpError for what a stream does not do."""
+        if self.stream and self.n > 1:
+            raise HttpError(400, f"n: must be 1 for a stream (got {self.n})", param="n")
+        if self.stream_options is not None and not self.stream:
+            raise HttpError(400, "stream_options: needs stream true", param="stream_options")
+        return bool((self.stream_options or {}).get("include_usage"))
 
     def decoding(self) -> dict[str, Any]:
         """Options in our names. The most probable text, or with `n`, a seed or top_p a sample at temperature 1; a
         sample without a seed is another one each time. Raises HttpError."""
-        old, new = self.max_tokens, self.max_completion_tokens
-        if len({old, new} - {None}) > 1:
-            raise HttpError(400, f"max_tokens: expected max_completion_tokens, {new} (got {old})", param="max_tokens")
         given = {own: value for name, own in DECODING.items() if (value := getattr(self, name)) is not None}
-        given.setdefault("max_new_tokens", DEFAULT_TOKENS)
         given.setdefault("temperature", 1.0 if self.n > 1 or {"top_p", "seed"} & given.keys() else 0.0)
         if given["temperature"] == 0 and self.n > 1:
             raise HttpError(400, f"n: {self.n} answers at temperature 0 are all the same (expected 1)", param="n")
@@ -109,6 +85,47 @@ class ChatRequest(UnusedFields):
         if self.stop:
             given["stop"] = self.stop if isinstance(self.stop, str) else tuple(self.stop)
         return given
+
+
+class UnusedFields(BaseModel):
+    """OpenAI's fields of chats without a use here, with the values that change nothing."""
+
+    tools: list[Any] = Field([], max_length=0)
+    tool_choice: Literal["none", "auto"] = "none"  # as there are none
+    parallel_tool_calls: bool = False
+    modalities: list[Literal["text"]] = []
+    service_tier: Literal["auto", "default"] = "auto"
+    store: Literal[False] = False
+    metadata: dict[str, Any] = {}  # of what is stored
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+
+
+class ChatRequest(UnusedFields, TextRequest):
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: dict[str, Any] | None = None
+
+    def top(self) -> int | None:
+        """Rivals of each token that are given; None without log-probabilities. Raises HttpError."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise HttpError(400, "top_logprobs: needs logprobs true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def decoding(self) -> dict[str, Any]:
+        """Raises HttpError, also for a form of answers that is not offered."""
+        if (kind := (self.response_format or {"type": "text"}).get("type")) != "text":
+            problem = f"response_format: must be text, as answers are not held to a schema (got {str(kind)[:40]!r})"
+            raise HttpError(400, problem, param="response_format")
+        old, new = self.max_tokens, self.max_completion_tokens
+        if len({old, new} - {None}) > 1:
+            raise HttpError(400, f"max_tokens: expected max_completion_tokens, {new} (got {old})", param="max_tokens")
+        return super().decoding() | {"max_new_tokens": old or new or DEFAULT_TOKENS}
 
 
 async def read_parts(messages: list[dict[str, Any]], media: Media) -> list[Message]:
@@ -151,12 +168,8 @@ async def _part(part: Any, where: str, media: Media) -> MessagePart:
 async def completions(request: Request, body: ChatRequest) -> Response:
     """The assistant's next message. Images and sound go to an any-to-text model."""
     server = server_of(request)
-    chat, options = server.chat(body.model), body.decoding()
+    chat, options, usage = server.chat(body.model), body.decoding(), body.usage_in_stream()
     more = {"top": body.top(), "penalties": body.penalties()}
-    if body.stream and body.n > 1:
-        raise HttpError(400, f"n: must be 1 for a stream (got {body.n})", param="n")
-    if body.stream_options is not None and not body.stream:
-        raise HttpError(400, "stream_options: needs stream true", param="stream_options")
     base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": chat.served.name}
     async with contextlib.AsyncExitStack() as leave:
         media = Media(request, leave)
@@ -165,8 +178,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
         values, places = [one.value for one in images], [one.place for one in images]
         await anyio.to_thread.run_sync(checked, values, server.options.max_megapixels, places, limiter=opening())
         if body.stream:
-            usage = bool((body.stream_options or {}).get("include_usage"))
-            make: Callable[..., Any] = lambda give, _: chat.pieces(messages, options, give, **more)
+            make: Callable[..., Any] = lambda give, _: chat.answers(messages, options, give=give, **more)
             return await _streamed(request, chat, make, base, usage, media)
         with named(media.names):
             make = lambda _: chat.answers(messages, options, **more)
@@ -176,16 +188,16 @@ async def completions(request: Request, body: ChatRequest) -> Response:
          "logprobs": scored(scores), "finish_reason": REASONS[one.stopped]}
         for i, (one, scores) in enumerate(zip(answered.answers, answered.scores, strict=True))
     ]  # fmt: skip
-    return JSONResponse(base | {"object": "chat.completion", "choices": choices, "usage": counted(answered)})
+    return JSONResponse(base | {"object": "chat.completion", "choices": choices, "usage": counted([answered])})
 
 
 def scored(scores: TokenScores | None) -> dict[str, Any] | None:
     return None if scores is None else {"content": scores, "refusal": None}
 
 
-def counted(answered: Answered) -> dict[str, int]:
+def counted(found: Sequence[Answered]) -> dict[str, int]:
     """Tokens of a request, as OpenAI counts them."""
-    prompt, made = answered.prompt_tokens, sum(one.tokens for one in answered.answers)
+    prompt, made = sum(one.prompt_tokens for one in found), sum(one.tokens for each in found for one in each.answers)
     return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
 
@@ -202,7 +214,7 @@ async def _streamed(
     event = lambda text: chunk(next(roles, {}) | {"content": text})
 
     def last(answered: Answered) -> list[Any]:
-        told = base | {"object": "chat.completion.chunk", "choices": [], "usage": counted(answered)}
+        told = base | {"object": "chat.completion.chunk", "choices": [], "usage": counted([answered])}
         ((one,), (scores,)) = answered.answers, answered.scores
         return [chunk(next(roles, {}), REASONS[one.stopped], scores), *([told] if usage else []), "[DONE]"]
 

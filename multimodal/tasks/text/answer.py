@@ -153,7 +153,12 @@ def _spans(
 def choice_logits(question: str, choices: Sequence[str], checkpoint: Checkpoint) -> Float32[Tensor, "C"]:
     """Logits of choices. Raises TextError as `choice_rows` does."""
     network = checkpoint.model
-    rows = choice_rows(question, choices, checkpoint.required_tokenizer(), network.config.context)
+    return row_logits(choice_rows(question, choices, checkpoint.required_tokenizer(), network.config.context), network)
+
+
+@inference_mode()
+def row_logits(rows: Sequence[PairRow], network: TextTransformer) -> Float32[Tensor, "N"]:
+    """The only logit of each row."""
     pooled = [network.pooled(own[None]) for own in pair_states(network, rows)]
     return network.classes(torch.cat(pooled))[:, 0].float().cpu()
 

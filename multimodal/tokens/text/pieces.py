@@ -82,14 +82,16 @@ def context_windows(
 def choice_rows(question: str, choices: Sequence[str], tokenizer: Tokenizer, context: int) -> list[PairRow]:
     """The question with each choice. Raises TextError for a pair that is longer than the context."""
     asked = tokenizer.encode(question)
-    rows = []
-    for choice in choices:
-        ids = tokenizer.encode(choice)
-        row = PairRow(*tokenizer.pair(asked, ids, len(asked) + len(ids) + 4))
-        if len(row.ids) > context:
-            size = len(row.ids)
-            raise TextError(
-                f"choice {choice[:40]!r}: has {size} tokens with its question, beyond the context of {context}"
-            )
-        rows.append(row)
-    return rows
+    return [pair_row(asked, choice, tokenizer, context, f"choice {choice[:40]!r}") for choice in choices]
+
+
+def pair_row(asked: list[int], text: str, tokenizer: Tokenizer, context: int, name: str) -> PairRow:
+    """An encoded question with a text, called `name` in errors. Raises TextError for a pair longer than the context."""
+    try:
+        ids = tokenizer.encode(text)
+    except TextError as error:
+        raise TextError(f"{name}: {error}") from None
+    row = PairRow(*tokenizer.pair(asked, ids, len(asked) + len(ids) + 4))
+    if len(row.ids) > context:
+        raise TextError(f"{name}: has {len(row.ids)} tokens with its question, beyond the context of {context}")
+    return row
