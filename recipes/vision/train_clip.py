@@ -108,6 +108,7 @@ class CLIPRun:
     test_image: Natural = 0  # pixels per side in use (0: as in training, whose crops enlarge: Touvron et al. 2019)
     cache: Natural = 2000  # megabytes of decoded images kept in memory
     hold_out: Rate = 0.0  # share of the classes that are not trained on
+    named: Share = 0.0  # share of the draws for captioned images that say a class which two of their captions name
     unseen: tuple[Path, ...] = ()  # texts: words of theirs that no caption has are wrong captions of every image
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     columns: ListColumns = ListColumns()
@@ -169,7 +170,8 @@ def main(s: CLIPRun) -> None:
     names = class_names(s.classes, paths)
     images = LabelledImageSource(paths, names, side, s.hold_out, s.cache, times=times, columns=s.columns, trust=s.trust)
     log.info("%d images of %d concepts, %d held out", len(images), len(images.concepts), len(images.held))
-    captions = CaptionSampler(images.concepts, TEMPLATES)
+    others = [concept for concept in names.values() if concept not in images.held]
+    captions = CaptionSampler(images.concepts, TEMPLATES, others, s.named)
     unseen = words_of_no_image(s, captions, images.held)
     initial = initial or fresh(s, captions)
     freeze(initial.model, s.freeze)

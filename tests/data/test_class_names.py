@@ -1,8 +1,9 @@
 """Classes of sources and their names: what is refused, and what is left out and named."""
 
 import pytest
+import torch
 
-from multimodal.data.datasets.class_names import class_labels, class_names
+from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_labels, class_names
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, UsageError
 from tests.helpers.data import sets
@@ -46,3 +47,20 @@ def test_columns_of_other_names_are_named(tmp_path):
     source = open_source(sets.lines(tmp_path / "b.jsonl", [{"image": "a.png", "Label": "x"}]))
     with pytest.raises(DataError, match=r"have no classes .* label column; columns: image, Label\)"):
         class_labels(source, "b.jsonl")
+
+
+def test_a_captioned_image_is_at_times_said_to_be_of_the_classes_that_two_captions_name():
+    man, dog, bicycle = Concept(("man", "guy"), ("person",)), Concept(("dog",)), Concept(("mountain bike",))
+    captions = ("A man on a mountain bike", "a guy on a mountain bike beside his dog", "Someone rides")
+    concepts = [Concept(captions, whole=True), Concept(("He runs",), whole=True), Concept(("a dog",), whole=True)]
+    sampler = CaptionSampler(concepts, ["one {}"], [man, dog, bicycle], 0.5)
+    fits = sampler.fits()
+    drawn = [[sampler.draw(number, torch.Generator().manual_seed(seed)) for seed in range(200)] for number in range(3)]
+    for number, own in enumerate(drawn):
+        assert all(fits[number, term] for term, _ in own)
+    texts = [{text for _, text in own} for own in drawn]
+    # one caption alone has the dog: never drawn, and no wrong caption either
+    assert texts[0] == {*captions, "one man", "one guy", "one person", "one mountain bike"}
+    assert fits[:, sampler.index["dog"]].tolist() == [True, False, True]
+    assert 70 < sum(text in captions for _, text in drawn[0]) < 130
+    assert texts[1:] == [{"He runs"}, {"a dog", "one dog"}]

@@ -55,12 +55,21 @@ class Concept:
 
 class CaptionSampler:
     """Draws captions and tells which concepts each matches: one dog breed matches the "dog" drawn for another. A term
-    is a name, a hypernym or a gloss, or all captions of one image."""
+    is a name, a hypernym or a gloss, or all captions of one image.
 
-    def __init__(self, concepts: list[Concept], templates: list[str]):
-        self.concepts, self.templates = concepts, templates
-        self.above = [concept.above() for concept in concepts]
-        self.index = {term: i for i, term in enumerate(sorted({t for c in concepts if not c.whole for t in c.terms()}))}
+    `named`: share of the draws for captioned images that say one of the `classes` that two of the captions name, as for
+    an image of that class. A model of long captions alone knows no short ones: "a man" is far from all images."""
+
+    def __init__(
+        self, concepts: list[Concept], templates: list[str], classes: Iterable[Concept] = (), named: float = 0.0
+    ):  # fmt: skip
+        self.concepts, self.templates, self.named = concepts, templates, named
+        self.counts = counts_of_names([c.names if c.whole and named else () for c in concepts], classes)
+        self.own = [  # a single caption is believed
+            [one for one, count in counts.items() if count >= min(2, len(c.names))] if c.whole else [c]
+            for c, counts in zip(concepts, self.counts, strict=True)
+        ]
+        self.index = {term: i for i, term in enumerate(sorted({t for own in self.own for c in own for t in c.terms()}))}
 
     def fits(self) -> Bool[Tensor, "N C"] | None:
         """Return the table of matching concepts and terms, the last of which (-1) matches none; None if concepts have
@@ -77,6 +86,7 @@ class CaptionSampler:
             row[len(self.index) + number] = concept.whole
             # "dog" also matches an image whose caption mentions a dog
             known = set(" ".join(concept.names).lower().split()) if concept.whole else concept.terms()
+            known.update(*(one.terms() for one in self.counts[number]))
             row[[self.index[term] for term in known if term in self.index]] = True
         return table
 
@@ -87,11 +97,15 @@ class CaptionSampler:
 
     def draw(self, number: int, random: torch.Generator) -> tuple[int, str]:
         """Draw the term and text of a caption for concept `number`."""
-        concept, above = self.concepts[number], self.above[number]
-        chance, term_at, template_at = torch.rand(3, generator=random, dtype=torch.float64).tolist()
-        name = concept.names[int(term_at * len(concept.names))]
+        uniform = lambda count: torch.rand(count, generator=random, dtype=torch.float64).tolist()
+        concept, own = self.concepts[number], self.own[number]
+        chance, term_at, template_at = uniform(3)
         if concept.whole:
-            return len(self.index) + number, name
+            says, class_at = uniform(2) if self.named and own else (1.0, 0.0)
+            if says >= self.named:
+                return len(self.index) + number, concept.names[int(term_at * len(concept.names))]
+            concept = own[int(class_at * len(own))]
+        name, above = concept.names[int(term_at * len(concept.names))], concept.above()
         if concept.gloss and chance < 0.04:
             return self.index[concept.gloss.lower()], concept.gloss
         if above and chance < 0.32:
@@ -99,6 +113,24 @@ class CaptionSampler:
         else:
             term = concept.names[0] if chance < 0.75 else name
         return self.index[term.lower()], self.templates[int(template_at * len(self.templates))].format(term)
+
+
+def counts_of_names(images: Iterable[Sequence[str]], classes: Iterable[Concept]) -> list[Counter[Concept]]:
+    """Count, for the captions of each image, how many have a name of each class."""
+    named: dict[str, list[Concept]] = {}
+    for concept in classes:
+        for name in dict.fromkeys(map(str.lower, concept.names)):
+            named.setdefault(name, []).append(concept)
+    longest = max((len(name.split()) for name in named), default=0)
+    found = []
+    for captions in images:
+        counts: Counter[Concept] = Counter()
+        for caption in captions:
+            words = caption.lower().split()
+            runs = (" ".join(words[i : i + size]) for size in range(1, longest + 1) for i in range(len(words)))
+            counts.update(list(dict.fromkeys(concept for run in runs for concept in named.get(run, ()))))
+        found.append(counts)
+    return found
 
 
 def unseen_words(texts: Iterable[str], captions: Iterable[str]) -> list[str]:
