@@ -6,6 +6,7 @@ import json
 import os
 import re
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from multimodal.weights.text.decoders.gguf_models import KINDS, NAMES, PAIRED, P
 ARCHITECTURES = {kind: arch for arch, (_, kind) in KINDS.items()}
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 UNUSED = 5  # type of a token that no text has
+PHI3 = {"<s>", "</s>", "<unk>", "<|endoftext|>"}  # without these, llama.cpp loads no model whose name has phi3 or phi-3
+UNTIED = ("olmo2", "stablelm")  # llama.cpp ties no head of these to the embedding
 WINDOWED = ("gemma2", "gemma3")  # llama.cpp switches phi3's window off, and reads none of others
 PROBES = (
     "The cat's 1999 dogs, don't", "  two  blanks\n\n\tand 日本語 😀 é", "x=3.14;IT'S", "a",
@@ -66,7 +69,10 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
     fields |= _vocabulary(checkpoint.required_tokenizer(), checkpoint)
     if checkpoint.chat is not None:
         fields["tokenizer.chat_template"] = checkpoint.chat.template
-    return {"general.architecture": arch, "general.name": Path(checkpoint.source).stem} | fields, tensors
+    name = Path(checkpoint.source).stem
+    if not set(fields["tokenizer.ggml.tokens"]) >= PHI3:
+        name = re.sub("phi-?3", "Phi 3", name, flags=re.IGNORECASE)
+    return {"general.architecture": arch, "general.name": name} | fields, tensors
 
 
 def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors, target: Path, store: str) -> None:
@@ -82,7 +88,7 @@ def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors,
             if key != "general.architecture":
                 out.add_key_value(key, value, _type(value))
         for name, tensor in tensors.items():
-            if config.tied and name == "lm_head.weight":
+            if config.tied and name == "lm_head.weight" and arch not in UNTIED:
                 continue
             own = _as_gguf(arch, name, tensor, config.stack.block.attention).float().numpy()
             fits = own.ndim == 2 and (store != "int8" or own.shape[1] % 32 == 0)
@@ -101,7 +107,8 @@ def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors,
             read = gguf_checkpoint(Path(file.name), families)
         except CheckpointError as error:
             raise UsageError(f"model {checkpoint.source}: GGUF does not hold it ({str(error)[-120:]})") from None
-        made, own = plain(read.model.config), plain(halved(config, {})[0])
+        back, own = read.model.config, plain(halved(config, {})[0])
+        made = plain(replace(back, tied=True) if config.tied and arch in UNTIED else back)
         if lost := differences(made, own, rounding=1e-6):  # numbers have 32 bits there
             told = ", ".join(lost[:2])
             raise UsageError(f"model {checkpoint.source}: GGUF's {arch} lacks some of its options ({told})")
@@ -140,7 +147,10 @@ def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     if isinstance(tokenizer, SentencePieceTokenizer):
         if chat and tokenizer.prepend_scheme == "first":
             raise UsageError(f"model {checkpoint.source}: llama.cpp puts a space behind each control token")
-        kinds = [made | _pieces(tokenizer, config.vocabulary)]
+        own = _pieces(tokenizer, config.vocabulary)
+        kinds = [made | own]
+        named = zip(own["tokens"], own["token_type"], strict=True)
+        probes += tuple(f"a {token} b" for token, kind in named if kind == USER)
     elif (pipeline := tokenizer.pipeline()) is not None and pipeline["model"]["type"] == "BPE":
         own = made | _bytes(tokenizer, pipeline, config.vocabulary)
         probes += () if pipeline.get("normalizer") else ("e\u0301",)  # of NFC, only Qwen 2's comes back

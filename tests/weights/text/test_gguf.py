@@ -8,9 +8,11 @@ from functools import partial
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from multimodal.errors import CheckpointError
+from multimodal.export.export import export
 from multimodal.tasks.text.embedder import Embedder
 from multimodal.tasks.text.generate import Generator, end_ids
 from multimodal.tokens.text.hub.gguf_vocabulary import gguf_tokenizer
@@ -40,10 +42,11 @@ CASES = {
 TURNED = ("llama", "granite", "smollm3")
 
 
-def reference(arch: str, **more) -> torch.nn.Module:
+def reference(arch: str, kind: str | None = None, **more) -> torch.nn.Module:
     import transformers
 
-    kind, options = CASES[arch]
+    own, options = CASES[arch]
+    kind = kind or own
     torch.manual_seed(0)
     sizes = causal.SIZES | {"hidden_size": 48, "vocab_size": len(vocabulary()) + 5, "intermediate_size": 64,
                             "max_position_embeddings": 64}  # fmt: skip
@@ -183,6 +186,10 @@ def test_sentencepieces_of_a_file_are_those_of_llamas_model(tmp_path):
             assert tokenizer.encode(text) == theirs.encode(text)
             assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(theirs.encode(text))
             assert not tokenizer.control & set(tokenizer.encode(text))
+    fields = read_gguf(path)[1]
+    fields["tokenizer.ggml.token_type"][cat := theirs.piece_to_id("▁c")] = 4  # as llama.cpp splits a text at these
+    named = gguf_tokenizer(tmp_path, fields, 405, 64)
+    assert named.encode("a▁cb") == [*theirs.encode("a"), cat, *theirs.encode("b")]
 
 
 @thin(2, pytest.mark.ci)
@@ -257,6 +264,52 @@ def test_rates_are_those_that_llama_cpps_converter_writes(arch, rope, fields, tm
     ids = torch.randint(3, 400, (2, 20), generator=torch.Generator().manual_seed(1))
     made = load(written(tmp_path / "model.gguf", arch, model, **fields)).model
     assert (made(ids) - model(ids).logits).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+@thin(4, pytest.mark.ci)
+@pytest.mark.parametrize(
+    ("arch", "kind", "options", "fields"),
+    [
+        ("phi3", None, {}, {"attention.sliding_window": 0}),  # Phi-4's
+        ("llama", None, {"mlp_bias": True}, {}),
+        ("granite", None, {"attention_multiplier": 8**-0.5, "embedding_multiplier": 1.0, "residual_multiplier": 1.0},
+         {"attention.scale": 0.0, "embedding_scale": 0.0, "residual_scale": None}),
+        ("olmo2", "Olmo3", {"sliding_window": 4, "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "attention_factor": 1.5,
+                               "original_max_position_embeddings": 16}},
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+         {"attention.sliding_window_pattern": [False, True, True], "rope.freq_base_swa": 500.0,
+          "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16,
+          "rope.scaling.yarn_attn_factor": 1.5}),
+    ],
+)  # fmt: skip
+def test_options_are_those_that_llama_cpps_converter_writes(arch, kind, options, fields, tmp_path):
+    """A multiplier of 0, or none, is llama.cpp's own. Files of OLMo 3 say olmo2."""
+    model = reference(arch, kind, **options)
+    ids = torch.randint(3, 400, (2, 20), generator=torch.Generator().manual_seed(1))
+    made = load(written(tmp_path / "model.gguf", arch, model, **fields)).model
+    assert (made(ids) - model(ids).logits).abs().max() <= 1e-5
+
+
+def test_words_of_a_file_that_names_no_split_are_llama_cpps(tmp_path):
+    fields = read_gguf(written(tmp_path / "model.gguf", "llama", reference("llama")))[1]
+    for name, words in (("", "don|'|t|Ġwait|Ġ|123|45|.)"), ("default", "don|'|t|Ġwait|Ġ|123|45|.)"),
+                        ("smaug-bpe", "don|'t|Ġwait|Ġ|123|45|.)"),
+                        ("tekken", "don|'t|Ġwait|Ġ|1|2|3|4|5|.)")):  # fmt: skip
+        own = {key: value for key, value in fields.items() if key != "tokenizer.ggml.pre"}
+        own |= {"tokenizer.ggml.pre": name} if name else {}
+        split = Backend.from_str(json.dumps(gguf_tokenizer(tmp_path, own, 440, 64).pipeline())).pre_tokenizer
+        assert "|".join(word for word, _ in split.pre_tokenize_str("don't wait 12345.)")) == words
+
+
+@pytest.mark.ci
+def test_a_tied_head_is_written_where_llama_cpp_ties_none(tmp_path):
+    for arch in ("olmo2", "llama"):
+        made = written(tmp_path / f"{arch}.gguf", arch, reference(arch, tie_word_embeddings=True))
+        export(made, tmp_path / "phi-3.gguf", to="gguf", overwrite=True)
+        assert ("output.weight" in read_gguf(tmp_path / "phi-3.gguf")[0]) is (arch == "olmo2")
 
 
 @pytest.mark.parametrize(

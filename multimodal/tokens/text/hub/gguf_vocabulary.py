@@ -17,14 +17,17 @@ GPT4O_SPLIT = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN_SPLIT = GPT4O_SPLIT.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 DIGITS = (r"\p{N}", GPT2_SPLIT)
 # how words are split, by `tokenizer.ggml.pre` (llama.cpp, `llm_tokenizer_bpe`)
 SPLITS: dict[str, tuple[str, ...]] = {
-    "default": (GPT2_SPLIT,), "gpt-2": (GPT2_SPLIT,), "olmo": (GPT2_SPLIT,), "qwen2": (QWEN2_SPLIT,),
-    "stablelm2": (QWEN2_SPLIT,), "llama-bpe": (LLAMA3_SPLIT,), "llama3": (LLAMA3_SPLIT,), "dbrx": (LLAMA3_SPLIT,),
-    "gpt-4o": (GPT4O_SPLIT,), "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS,
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2_SPLIT, r"\p{N}+", r"[0-9][0-9][0-9]"),
+    "gpt-2": (GPT2_SPLIT,), "olmo": (GPT2_SPLIT,), "qwen2": (QWEN2_SPLIT,), "stablelm2": (QWEN2_SPLIT,),
+    "llama-bpe": (LLAMA3_SPLIT,), "llama3": (LLAMA3_SPLIT,), "dbrx": (LLAMA3_SPLIT,), "gpt-4o": (GPT4O_SPLIT,),
+    "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS, "llama-v3": (LLAMA3_SPLIT,), "falcon3": (LLAMA3_SPLIT,),
+    "smaug-bpe": (LLAMA3_SPLIT,), "deepseek-r1-qwen": (QWEN2_SPLIT,), "tekken": (TEKKEN_SPLIT,),
 }  # fmt: skip
-WHOLE = ("llama-bpe", "llama3")  # a word that is a token needs no merges
+WHOLE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # a word that is a token needs no merges
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 # control tokens that end a text whether the metadata name them or not (llama.cpp, `special_eog_ids`)
 ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
@@ -100,7 +103,9 @@ def _pieces(
             setattr(trainer, name, tokens[i])
     normal.name, normal.remove_extra_whitespaces, normal.escape_whitespaces = "identity", False, True
     normal.add_dummy_prefix = bool(own.get("add_space_prefix", True))
+    # as llama.cpp, which puts the space behind these too
+    added = [token for token, kind in zip(tokens, kinds, strict=True) if kind == USER and normal.add_dummy_prefix]
     pad = next((i for i in (own.get("padding_token_id"), eos) if i is not None), 0)
     return SentencePieceTokenizer(path, pad_id=pad, add_bos=bool(own.get("add_bos_token", True)), context=context,
-                                  vocab_size=size, proto=model.SerializeToString(),
+                                  vocab_size=size, proto=model.SerializeToString(), added=added,
                                   puts_end=bool(own.get("add_eos_token")))  # fmt: skip

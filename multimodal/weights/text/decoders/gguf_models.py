@@ -38,8 +38,10 @@ NAMES = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
     "use_parallel_residual": "use_parallel_residual", "attention.causal": "is_causal",
 }  # fmt: skip
-MORE = {"gemma3": {"rope.freq_base_swa": "rope_local_base_freq"}}  # by architecture
-BETAS = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
+NEAR = {"rope.freq_base_swa": "rope_local_base_freq"}
+MORE = {"gemma3": NEAR, "olmo2": NEAR | {"attention.sliding_window_pattern": "layer_types"}}  # by architecture
+YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
+        "rope.scaling.yarn_attn_factor": "attention_factor"}  # fmt: skip
 COUNTS = ("context_length", "embedding_length", "block_count", "attention.head_count")  # of every file
 # those that say nothing more about the computation
 NEUTRAL = ("vocab_size", "attention.value_length", "rope.dimension_count", "attention.layer_norm_epsilon",
@@ -58,7 +60,7 @@ def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) ->
     arch = fields.get("general.architecture")
     if arch not in KINDS or EMBEDDING not in tensors:
         raise CheckpointError(f"{path}: GGUF of architecture {arch!r:.40} is not supported (one of {', '.join(KINDS)})")
-    family = families()[KINDS[arch][0]]
+    family = families()[_kind(arch, fields)[0]]
     with family.naming(str(path)):
         config = _config(path, arch, fields, tensors)
         renamed = _renamed(path, arch, family, config, tensors)
@@ -73,6 +75,11 @@ def gguf_checkpoint(path: Path, families: Callable[[], Mapping[str, Family]]) ->
     return Checkpoint(made.model, tokenizer, None, str(path), card, chat=_chat(fields, tokenizer))
 
 
+def _kind(arch: str, fields: dict[str, Any]) -> tuple[str, str]:
+    """Family and `model_type`. Trap: OLMo 3, which has windows, is written as olmo2."""
+    return ("olmo3", "olmo3") if fields.get("olmo2.attention.sliding_window") else KINDS[arch]
+
+
 def _vectors(path: Path, arch: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Pooling of an embedding model, whose vectors llama.cpp scales to length 1."""
     if not (kind := fields.get(name := f"{arch}.pooling_type")):
@@ -85,22 +92,34 @@ def _vectors(path: Path, arch: str, fields: dict[str, Any]) -> dict[str, Any]:
 def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     own = {name.removeprefix(f"{arch}."): value for name, value in fields.items() if name.startswith(f"{arch}.")}
     names = NAMES | MORE.get(arch, {})
-    if unknown := sorted(name for name in own.keys() - names.keys() - {*NEUTRAL, *BETAS} if own[name]):
+    if unknown := sorted(name for name in own.keys() - names.keys() - {*NEUTRAL, *YARN} if own[name]):
         raise CheckpointError(f"{path}: {arch}.{unknown[0]} {own[unknown[0]]!r:.40} is not supported")
     for name in COUNTS:
         if type(own.get(name)) is not int or own[name] < 1:
             raise CheckpointError(f"{path}: {arch}.{name}: expected a number above 0 (got {own.get(name)!r:.40})")
-    config = {ours: own[name] for name, ours in names.items() if name in own}
-    config |= {"model_type": KINDS[arch][1], "vocab_size": len(tensors[EMBEDDING]),
+    config = {"rope_theta": 10000.0} | {ours: own[name] for name, ours in names.items() if name in own}
+    if config.get("sliding_window") == 0:  # Phi-4's
+        config["sliding_window"] = None
+    if isinstance(pattern := config.get("layer_types"), list):
+        config["layer_types"] = [("full_attention", "sliding_attention")[bool(slides)] for slides in pattern]
+    config |= {"model_type": _kind(arch, fields)[1], "vocab_size": len(tensors[EMBEDDING]),
                "tie_word_embeddings": HEAD not in tensors, "architectures": ["GGUFForCausalLM"]}  # fmt: skip
     if eps := own.get("attention.layer_norm_epsilon"):
         config |= {"layer_norm_eps": eps, "norm_epsilon": eps}
     biased = "blk.0.attn_q.bias" in tensors
-    config |= {"use_qkv_bias": biased} if arch == "stablelm" else {"attention_bias": biased} if arch == "llama" else {}
+    if arch == "stablelm":
+        config["use_qkv_bias"] = biased
+    if arch == "llama":
+        config |= {"attention_bias": biased, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
     width = config["hidden_size"] // config["num_attention_heads"]
     head = config.setdefault("head_dim", width)
     if (turned := own.get("rope.dimension_count")) and turned != head:
         config["partial_rotary_factor"] = turned / head
+    if arch == "granite":
+        if own.get("rope.scaling.finetuned") is False:
+            raise CheckpointError(f"{path}: granite.rope.scaling.finetuned False (no positions) is not supported")
+        plain = {"attention_multiplier": head**-0.5, "embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+        config |= {name: config.get(name) or value for name, value in plain.items()}  # 0 is none, as in llama.cpp
     if arch in WIDEST:
         config["query_pre_attn_scalar"] = width if config["num_hidden_layers"] == WIDEST[arch] else head
     return config | _rope(path, own, config, tensors)
@@ -109,11 +128,11 @@ def _config(path: Path, arch: str, fields: dict[str, Any], tensors: Tensors) -> 
 def _rope(path: Path, own: dict[str, Any], config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     """Trap: llama.cpp takes a factor without a type as linear, one of 0 as none."""
     kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor") or 1.0
-    trained, gain = own.get("rope.scaling.original_context_length"), own.get("rope.scaling.attn_factor")
+    trained, gain = own.get("rope.scaling.original_context_length"), own.get("rope.scaling.attn_factor", 1.0)
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise CheckpointError(f"{path}: rope.scaling.type {kind!r:.40} is not supported (one of none, linear, yarn)")
     scaled = kind != "none" and factor != 1.0
-    if RATES[0] not in tensors and gain not in (None, 1.0):
+    if RATES[0] not in tensors and gain != 1.0:
         raise CheckpointError(f"{path}: rope.scaling.attn_factor {gain!r:.40} is not supported (must be 1)")
     if scaled and (kind == "longrope" or {"rope_freqs.weight", *RATES} & tensors.keys()):
         raise CheckpointError(f"{path}: rope.scaling.factor {factor!r:.40} beside rates in tensors is not supported")
@@ -126,8 +145,13 @@ def _rope(path: Path, own: dict[str, Any], config: dict[str, Any], tensors: Tens
         return {"original_max_position_embeddings": trained, "rope_scaling": {
             "rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": gain}}  # fmt: skip
     more = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
-    more |= {ours: own[name] for name, ours in BETAS.items() if name in own and kind == "yarn"}
-    return {"rope_scaling": {"rope_type": kind, "factor": factor, **more}} if scaled else {}
+    more |= {ours: own[name] for name, ours in YARN.items() if name in own and kind == "yarn"}
+    scaling = {"rope_type": kind, "factor": factor, **more} if scaled else {}
+    if config["model_type"] == "olmo3":
+        far = {"rope_type": "default", "rope_theta": (theta := config["rope_theta"])} | scaling
+        near = {"rope_theta": config.get("rope_local_base_freq", theta)}
+        return {"rope_parameters": {"full_attention": far, "sliding_attention": near}}
+    return {"rope_scaling": scaling} if scaling else {}
 
 
 def _renamed(path: Path, arch: str, family: Family, config: dict[str, Any], tensors: Tensors) -> Tensors:
