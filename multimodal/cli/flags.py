@@ -13,7 +13,7 @@ from multimodal.tokens.video.options import ClipOptions, VideoOptions
 
 LEARNED = "learned"
 STRUCTURED = ("csv", "tsv", "json", "jsonl", "html", "npy", "xlsx", "parquet")  # endings that programs read by
-MODEL = "name (multimodal models lists them), folder, .safetensors file or hub repository OWNER/NAME"
+MODEL = "name (multimodal models lists them), folder, .safetensors or .gguf file, or hub repository OWNER/NAME"
 
 
 class Format(argparse._StoreAction):

@@ -76,8 +76,8 @@ def load(
     """Load a model in eval mode with its tokenizer, preprocessing and card.
 
     `name_or_path`: a shipped or public name (`multimodal models` lists them), a folder of ours or in the layout of
-    OpenCLIP, timm, Hugging Face or faster-whisper, a `.safetensors` file, a ggml file of whisper.cpp, a hub repository
-    as `owner/name` or `hf-hub:owner/name@revision`, or `open_clip:MODEL:TAG`; files here go before the hub.
+    OpenCLIP, timm, Hugging Face or faster-whisper, a `.safetensors` or `.gguf` file, a ggml file of whisper.cpp, a hub
+    repository as `owner/name` or `hf-hub:owner/name@revision`, or `open_clip:MODEL:TAG`; files here go before the hub.
     `architecture`: OpenCLIP or timm name of a bare weights file. `preprocessing`: of images, if the checkpoint states
     none: openai, imagenet, inception, siglip, a JSON file like a checkpoint folder's `preprocessing.json`, or a
     Preprocessing. `task`: whose models an error suggests first for an unknown name, such as "transcribe".
