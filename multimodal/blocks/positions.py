@@ -230,10 +230,15 @@ def rotary(
     (Meta's files); otherwise halves are paired (Hugging Face's)."""
     rates = theta ** (-torch.arange(0, width, 2, device=positions.device).float() / width)
     if turns is not None:
-        low, high, count = turns
-        kept = ((count * rates / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-        rates, scale = rates * (kept + (1 - kept) * scale), 1.0
+        rates, scale = rates * interpolated(rates, scale, turns), 1.0
     return Rotation((positions.float() * scale)[..., None] * rates, interleaved)
+
+
+def interpolated(rates: Float[Tensor, "R"], scale: float, turns: tuple[float, float, int]) -> Float[Tensor, "R"]:
+    """Factors of the rates in Llama 3.1's scaling."""
+    low, high, count = turns
+    kept = ((count * rates / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return kept + (1 - kept) * scale
 
 
 def stretched_theta(theta: float, width: int, factor: float, trained: int, length: Tensor) -> Tensor:

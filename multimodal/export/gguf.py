@@ -3,6 +3,7 @@ again before it takes its place."""
 
 import errno
 import json
+import math
 import os
 import re
 from contextlib import closing
@@ -10,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from multimodal.blocks.positions import interpolated
 from multimodal.errors import CheckpointError, UsageError
 from multimodal.export.hf.configs import described, halved, plain
 from multimodal.export.hf.files import begin_id, control_names
@@ -49,13 +52,12 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
         raise UsageError(f"model {checkpoint.source}: llama.cpp has windows for {known} (got one of {window} tokens)")
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
-    if rope["rope_type"] not in ("default", "linear"):
-        raise UsageError(f"model {checkpoint.source}: GGUF export does not support {rope['rope_type']} scaling")
     fields = {f"{arch}.{theirs}": config[ours] for theirs, ours in NAMES.items() if config.get(ours) is not None}
     fields[f"{arch}.attention.value_length"] = config["head_dim"]  # llama.cpp takes width / heads otherwise
     fields[f"{arch}.rope.freq_base"] = float(rope["rope_theta"])
-    if rope["rope_type"] == "linear":
-        fields |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": rope["factor"]}
+    fields |= _scaling(checkpoint, arch, rope)
+    if rope["rope_type"] == "llama3":
+        tensors["rope.freqs.weight"] = _divisors(checkpoint)
     if (share := rope.get("partial_rotary_factor", 1)) != 1:
         fields[f"{arch}.rope.dimension_count"] = round(config["head_dim"] * share)
     if "layer_norm_eps" in config:
@@ -73,6 +75,30 @@ def check_gguf(checkpoint: Checkpoint, target: Path, overwrite: bool) -> tuple[d
     if not set(fields["tokenizer.ggml.tokens"]) >= PHI3:
         name = re.sub("phi-?3", "Phi 3", name, flags=re.IGNORECASE)
     return {"general.architecture": arch, "general.name": name} | fields, tensors
+
+
+def _scaling(checkpoint: Checkpoint, arch: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the rotary scaling. Raises UsageError for one that llama.cpp does not compute."""
+    kind, positions = rope["rope_type"], checkpoint.model.config.positions
+    if kind == "default" or (kind == "llama3" and arch == "llama"):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise UsageError(f"model {checkpoint.source}: GGUF export does not support {kind} scaling of {arch}")
+    made = {"type": kind, "factor": rope["factor"]}
+    if kind == "yarn":
+        fast, slow, made["original_context_length"], whole = positions.yarn
+        gain = 0.1 * math.log(rope["factor"]) + 1
+        if (fast, slow, whole) != (32, 1, True) or not math.isclose(positions.gain, gain, rel_tol=1e-6):
+            raise UsageError(f"model {checkpoint.source}: llama.cpp's YaRN has bounds 32 and 1, and gain {gain:.4g}")
+    return {f"{arch}.rope.scaling.{name}": value for name, value in made.items()}
+
+
+def _divisors(checkpoint: Checkpoint) -> Tensor:
+    """What Llama 3.1's scaling divides the rates by."""
+    own = checkpoint.model.config.positions
+    width = checkpoint.model.config.stack.block.attention.head_size
+    rates = own.theta ** (-torch.arange(0, width, 2).float() / width)
+    return 1 / interpolated(rates, own.scale, own.turns)
 
 
 def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors, target: Path, store: str) -> None:
@@ -107,9 +133,13 @@ def write_gguf(checkpoint: Checkpoint, fields: dict[str, Any], tensors: Tensors,
             read = gguf_checkpoint(Path(file.name), families)
         except CheckpointError as error:
             raise UsageError(f"model {checkpoint.source}: GGUF does not hold it ({str(error)[-120:]})") from None
-        back, own = read.model.config, plain(halved(config, {})[0])
+        back, own = read.model.config, halved(config, {})[0]
+        if config.positions.turns:  # read as divisors
+            own = replace(own, positions=replace(
+                own.positions, scale=1.0, turns=None, factors=back.positions.factors,
+                long_factors=back.positions.factors, trained=back.positions.trained))  # fmt: skip
         made = plain(replace(back, tied=True) if config.tied and arch in UNTIED else back)
-        if lost := differences(made, own, rounding=1e-6):  # numbers have 32 bits there
+        if lost := differences(made, plain(own), rounding=1e-6):  # numbers have 32 bits there
             told = ", ".join(lost[:2])
             raise UsageError(f"model {checkpoint.source}: GGUF's {arch} lacks some of its options ({told})")
 

@@ -1,6 +1,7 @@
 """GGUF files of our decoders, read again by ours."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -40,7 +41,10 @@ def llama(window: int | None = None, vocabulary: int = IDS, **positions) -> Text
 
 @torch.no_grad()
 @thin(3, pytest.mark.ci)
-@pytest.mark.parametrize("positions", [{}, {"interleaved": True}, {"theta": 500.0, "scale": 0.25}])
+@pytest.mark.parametrize("positions", [
+    {}, {"interleaved": True}, {"theta": 500.0, "scale": 0.25}, {"scale": 0.125, "turns": (1.0, 4.0, 32)},
+    {"scale": 0.25, "yarn": (32.0, 1.0, 16, True), "gain": 0.1 * math.log(4) + 1},
+])  # fmt: skip
 def test_a_llama_and_its_vocabulary_come_back(positions, tmp_path):
     save_folder(Checkpoint(llama(**positions), BYTES), tmp_path / "model")
     for store, far in (("float32", 1e-5), ("int8", 0.5)):
@@ -137,6 +141,9 @@ def test_what_gguf_lacks_is_refused_and_files_stay(tmp_path):
     save_folder(Checkpoint(llama(window=63), BYTES), tmp_path / "window")
     with pytest.raises(UsageError, match=r"llama\.cpp has windows for gemma2 and gemma3 \(got one of 63 tokens\)"):
         export(tmp_path / "window", tmp_path / "x.gguf", to="gguf")
+    made = Checkpoint(llama(scale=0.25, yarn=(8.0, 2.0, 16, True), gain=1.1), BYTES, source="m")
+    with pytest.raises(UsageError, match=r"llama\.cpp's YaRN has bounds 32 and 1, and gain 1\.139"):
+        check_gguf(made, tmp_path / "x.gguf", False)
     (tmp_path / "x.gguf").write_text("mine")
     with pytest.raises(UsageError, match=r"x\.gguf: exists and is not as multimodal wrote it"):
         export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
