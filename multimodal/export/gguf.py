@@ -94,7 +94,7 @@ def _scaling(checkpoint: Checkpoint, arch: str, rope: dict[str, Any]) -> dict[st
 
 
 def _divisors(checkpoint: Checkpoint) -> Tensor:
-    """What Llama 3.1's scaling divides the rates by."""
+    """Divisors of the rates in Llama 3.1's scaling."""
     own = checkpoint.model.config.positions
     width = checkpoint.model.config.stack.block.attention.head_size
     rates = own.theta ** (-torch.arange(0, width, 2).float() / width)
