@@ -18,7 +18,7 @@ def complete(served):
 
 
 @pytest.mark.ci
-def test_completions_are_the_librarys(complete):
+def test_completions_are_the_librarys(complete, client):
     generator = multimodal.Generator("gpt-mini", compute_type="float32", temperature=0, max_new_tokens=6)
     prompts = ["A man", "Two dogs are"]
     ids = [generator.writer.ids(one) for one in prompts]
@@ -30,6 +30,8 @@ def test_completions_are_the_librarys(complete):
     assert complete(ids[0], max_tokens=6, echo=True).choices[0].text == prompts[0] + expected[0]
     chunks = [one.choices[0] for one in complete(max_tokens=6, echo=True, stream=True)]
     assert ("".join(one.text for one in chunks), chunks[-1].finish_reason) == (prompts[0] + expected[0], "length")
+    events = client.post("/v1/completions", json={"prompt": "A man", "max_tokens": 1, "stream": True})
+    assert events.headers["x-accel-buffering"] == "no"  # else nginx holds pieces back
     several = complete(prompts, n=2, seed=1, max_tokens=6).choices
     assert [one.index for one in several] == [0, 1, 2, 3]
     assert several[0].text != several[1].text
@@ -53,6 +55,7 @@ def test_prompts_have_log_probabilities(complete):
         torch.testing.assert_close(torch.tensor(best), logprobs[:-1].amax(1), atol=1e-4, rtol=0)
         for token, at in zip(told.tokens, told.text_offset, strict=True):
             assert prompt[at:].startswith(token) or "\\x" in token
+    assert complete(ids, max_tokens=0, logprobs=1).choices[0].logprobs.tokens == []
     more = complete(ids, max_tokens=3, echo=True, logprobs=1).choices[0].logprobs
     assert more.token_logprobs[1 : len(ids)] == pytest.approx(told.token_logprobs[1:], abs=1e-4)
     alone = complete(ids, max_tokens=3, logprobs=0).choices[0].logprobs
@@ -64,7 +67,8 @@ def test_prompts_have_log_probabilities(complete):
     ({"prompt": []}, "prompt: expected 1 to 2048 texts"), ({"prompt": [[1], []]}, "prompt[1]: is empty"),
     ({"prompt": [1 << 40]}, "prompt: 1099511627776 is not among the"), ({"prompt": [5] * 300}, "prompt: 300 tokens"),
     ({"best_of": 3}, "best_of: must be n, 1"), ({"prompt": ["a", "b"], "stream": True}, "prompt: must be one"),
-    ({"model": "any-mini"}, "any-mini: answers messages"), ({"suffix": "end"}, "suffix"),
+    ({"prompt": "a" * 1_000_000}, "prompt: 1000000 characters"), ({"suffix": "end"}, "suffix"),
+    ({"model": "any-mini"}, "any-mini: answers messages"),
 ])  # fmt: skip
 def test_completions_that_are_refused(client, given, problem):
     answer = client.post("/v1/completions", json={"model": "gpt-mini", "prompt": "A man", "max_tokens": 0} | given)

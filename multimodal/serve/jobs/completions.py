@@ -17,6 +17,7 @@ from multimodal.serve.jobs.texts import (
     ChatModel,
     Rivals,
     TokenScores,
+    check_length,
     described,
     rivals_of,
     shown,
@@ -44,7 +45,7 @@ class CompletionJob(Job):
         if isinstance(checkpoint.model, AnyToText):
             raise UsageError(f"{checkpoint.source}: answers messages, expected a language model", argument="model")
         if echo and isinstance(checkpoint.model, EncoderDecoder):
-            raise UsageError(f"{checkpoint.source}: continues no prompt, it answers it", argument="echo")
+            raise UsageError(f"needs a decoder alone ({checkpoint.source} has an encoder)", argument="echo")
         self.found: dict[int, Answered] = {}
         score = None if top is None else partial(echoed_scores if echo else token_scores, top=top)
 
@@ -90,6 +91,7 @@ def _unanswered(
 def ids_of(writer: TextWriter, prompt: Prompt, name: str) -> list[int]:
     """The ids that a model reads of a prompt: of ids themselves. Raises TextError."""
     if isinstance(prompt, str):
+        check_length(writer, len(prompt), name)
         return writer.ids(prompt, name)
     size, most = writer.tokenizer.vocab_size, writer.limit
     if not prompt:

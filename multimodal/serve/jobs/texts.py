@@ -72,7 +72,7 @@ class ChatModel:
         writer = self.writer(options, penalties)
         if give:
             writer.check_stream()
-        self._check_length(writer, messages)
+        check_length(writer, sum(len(one.text) for one in messages), "messages")
         score = None if top is None else partial(token_scores, top=top)
         return Job(iter([self.stream(writer, lambda: self._prompt(writer, messages), "messages", score, give)]))
 
@@ -100,14 +100,6 @@ class ChatModel:
         return Work(object(), None, lambda _: [work()])
 
     @staticmethod
-    def _check_length(writer: TextWriter, messages: Sequence[Message]) -> None:
-        """Refuse texts that no vocabulary fits into the context before they take the time to be encoded."""
-        most = writer.limit or writer.context
-        length = sum(len(one.text) for one in messages)
-        if length > most * LONGEST_TOKEN:
-            raise TextError(f"messages: have {length} characters, the model's context is {most} tokens")
-
-    @staticmethod
     def end_at_context(writer: TextWriter, prompt: Any, name: str) -> None:
         """End an answer at the context that the model was trained on, which a model without a table of positions would
         write past. Raises TextError for a prompt beyond it."""
@@ -131,6 +123,13 @@ class ChatModel:
     def _write(self, writer: TextWriter, payloads: list[tuple[Any, int]]) -> list[list[Continuation]]:
         prompts, writer.seeds = map(list, zip(*payloads, strict=True))
         return writer.answers(prompts) if isinstance(writer, AnswerWriter) else writer(prompts)
+
+
+def check_length(writer: TextWriter, length: int, name: str) -> None:
+    """Refuse characters that no vocabulary fits into the context before they take the time to be encoded."""
+    most = writer.limit or writer.context
+    if length > most * LONGEST_TOKEN:
+        raise TextError(f"{name}: {length} characters, the model's context is {most} tokens")
 
 
 def _next(pieces: Iterator[str]) -> str | Continuation:

@@ -75,7 +75,8 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
 
 
 def choice(text: str, number: int = 0, reason: str | None = None, scores: TokenScores | None = None) -> dict[str, Any]:
-    return {"index": number, "text": text, "logprobs": scores and legacy(scores), "finish_reason": reason}
+    told = None if scores is None else legacy(scores)
+    return {"index": number, "text": text, "logprobs": told, "finish_reason": reason}
 
 
 def legacy(scores: TokenScores) -> dict[str, Any]:
