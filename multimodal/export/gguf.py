@@ -166,8 +166,8 @@ def _vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> dict[str, Any]:
     """Fields of the vocabulary. Raises UsageError for one whose way to split words GGUF has no name for."""
     config, chat = checkpoint.model.config, checkpoint.chat
     ends = dict.fromkeys(i for i in (tokenizer.eos_id, *end_ids(checkpoint)) if i is not None)
-    if len(ends) > 3:
-        raise UsageError(f"model {checkpoint.source}: GGUF holds three tokens that end a text (got {len(ends)})")
+    if len(ends) > 3 or (config.causal and not ends):  # llama.cpp ends texts at token 11 or 2 otherwise
+        raise UsageError(f"model {checkpoint.source}: GGUF holds one to three tokens that end a text (got {len(ends)})")
     bos = begin_id(checkpoint)
     made: dict[str, Any] = {f"{name}_token_id": i for name, i in zip(("eos", "eot", "eom"), ends, strict=False)}
     made |= {} if bos is None else {"bos_token_id": bos}

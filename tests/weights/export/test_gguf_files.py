@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -144,6 +145,10 @@ def test_what_gguf_lacks_is_refused_and_files_stay(tmp_path):
     made = Checkpoint(llama(scale=0.25, yarn=(8.0, 2.0, 16, True), gain=1.1), BYTES, source="m")
     with pytest.raises(UsageError, match=r"llama\.cpp's YaRN has bounds 32 and 1, and gain 1\.139"):
         check_gguf(made, tmp_path / "x.gguf", False)
+    endless = copy(BYTES)
+    endless.eos_id = None
+    with pytest.raises(UsageError, match=r"GGUF holds one to three tokens that end a text \(got 0\)"):
+        check_gguf(Checkpoint(llama(), endless, source="m"), tmp_path / "x.gguf", False)
     (tmp_path / "x.gguf").write_text("mine")
     with pytest.raises(UsageError, match=r"x\.gguf: exists and is not as multimodal wrote it"):
         export(tmp_path / "model", tmp_path / "x.gguf", to="gguf")
