@@ -22,3 +22,21 @@ def test_seventy_of_a_hundred_photographs_get_their_label_of_eight(shared_data):
             best = next(score["label"] for score in row["scores"] if score["label"] in own)
             right += best == labels[number]
     assert right >= 70
+
+
+def test_people_and_dogs_are_told_apart(shared_data):
+    """By the labels that come to mind first; whole captions alone taught that nearly all is "a dog"."""
+    data = shared_data / "vision" / "flickr8k-1000"
+    rows = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
+    words = [set(" ".join(row["captions"]).lower().split()) for row in rows]
+    people = {"man", "men", "woman", "women", "boy", "boys", "girl", "girls", "child", "children", "person", "people"}
+    dogs = {"dog", "dogs", "puppy", "puppies"}
+    kinds = {"a dog": (dogs, people), "a person": (people, dogs)}
+    shown = {label: [not found.isdisjoint(own) and found.isdisjoint(other) for found in words]
+             for label, (own, other) in kinds.items()}  # fmt: skip
+    answers = Classifier("clip-vit-16", list(kinds))([data / row["file_name"] for row in rows])
+    best = [row["scores"][0]["label"] for row in answers]
+    for label, least in (("a dog", 0.7), ("a person", 0.85)):
+        right = [answer == label for answer, fits in zip(best, shown[label], strict=True) if fits]
+        assert len(right) >= 15
+        assert sum(right) >= least * len(right), label
