@@ -374,7 +374,7 @@ def test_a_checkpoint_prints_as_one_line():
 @pytest.mark.parametrize(("task", "nearest"), [("transcribe", "whisper-base"), ("translate", "t5-base")])
 def test_an_unknown_name_suggests_models_of_the_task_first(task, nearest):
     with pytest.raises(multimodal.MultimodalError, match=rf"near: {nearest}"):
-        multimodal.load("base", task=task)
+        multimodal.load("bas", task=task)
 
 
 def test_an_architecture_for_a_folder_that_says_its_own_is_said_to_be_unused():
