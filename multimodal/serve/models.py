@@ -130,7 +130,7 @@ class Models:
         able = {one.name: one for one in self.served.values() if task in one.tasks}
         if name is None:
             if not able:
-                raise NoModelError(f"no model of this server can {task} ({', '.join(self.served)})", argument="model")
+                raise NoModelError(f"must be one that can {task} (served: {', '.join(self.served)})", argument="model")
             return next((one for one in able.values() if one.tasks == (task,)), next(iter(able.values())))
         found = self.named(name)
         if task not in found.tasks:
