@@ -58,9 +58,8 @@ from multimodal.data.datasets.captions import (
     tidy,
     together,
     warn_of_long,
-    words,
 )
-from multimodal.data.datasets.class_names import class_names, evenly
+from multimodal.data.datasets.class_names import class_names, evenly, words
 from multimodal.data.loader import BROKEN, broken_item
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import ListColumns, open_source

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_labels, class_names
+from multimodal.data.datasets.class_names import CaptionSampler, Concept, class_labels, class_names, speaks_of
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, UsageError
 from tests.helpers.data import sets
@@ -51,8 +51,8 @@ def test_columns_of_other_names_are_named(tmp_path):
 
 def test_a_captioned_image_is_at_times_said_to_be_of_the_classes_that_two_captions_name():
     man, dog, bicycle = Concept(("man", "guy"), ("person",)), Concept(("dog",)), Concept(("mountain bike",))
-    captions = ("A man on a mountain bike", "a guy on a mountain bike beside his dog", "Someone rides")
-    concepts = [Concept(captions, whole=True), Concept(("He runs",), whole=True), Concept(("a dog",), whole=True)]
+    captions = ("A man, on a mountain bike.", "a guy on a mountain bike beside his dog", "Someone rides")
+    concepts = [Concept(captions, whole=True), Concept(("He runs",), whole=True), Concept(("a dog.",), whole=True)]
     sampler = CaptionSampler(concepts, ["one {}"], [man, dog, bicycle], 0.5)
     fits = sampler.fits()
     drawn = [[sampler.draw(number, torch.Generator().manual_seed(seed)) for seed in range(200)] for number in range(3)]
@@ -63,4 +63,11 @@ def test_a_captioned_image_is_at_times_said_to_be_of_the_classes_that_two_captio
     assert texts[0] == {*captions, "one man", "one guy", "one person", "one mountain bike"}
     assert fits[:, sampler.index["dog"]].tolist() == [True, False, True]
     assert 70 < sum(text in captions for _, text in drawn[0]) < 130
-    assert texts[1:] == [{"He runs"}, {"a dog", "one dog"}]
+    assert texts[1:] == [{"He runs"}, {"a dog.", "one dog"}]
+
+
+def test_a_caption_names_a_class_beside_punctuation_too():
+    """So captions of held-out classes are left out."""
+    names = [Concept(("dog",)), Concept(("Mountain Bike",))]
+    assert all(speaks_of(text, names) for text in ("Is it a dog?", "a dog, a cat", "The mountain bike's wheel"))
+    assert not any(speaks_of(text, names) for text in ("dogs", "a hot-dog", "a mountain, a bike"))

@@ -20,8 +20,8 @@ from multimodal.data.datasets.captions import (
     tidy,
     together,
     unlike,
-    words,
 )
+from multimodal.data.datasets.class_names import words
 from multimodal.data.loader import Loader, finished, generator
 from multimodal.data.sources import open_source
 from multimodal.errors import DataError, UsageError

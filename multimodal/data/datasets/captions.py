@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -18,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from multimodal.data.batching import zeros_of_batch
-from multimodal.data.datasets.class_names import evenly
+from multimodal.data.datasets.class_names import evenly, words
 from multimodal.data.examples import SizedCache
 from multimodal.data.loader import Plan, generator
 from multimodal.data.manifests import read_text
@@ -284,13 +283,3 @@ def caption_texts(parts: Iterable[SourcePart], names: Mapping[str, Sequence[str]
             if row.texts or row.label not in seen:
                 yield from map(tidy, captions_of(row, names))
             seen.add(row.label)
-
-
-CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|m|d))\b")
-WORD = re.compile(r"n't|'(?:s|re|ve|ll|m|d)\b|\w+(?:[-./]\w+)*|[&$%#@*+=/]")
-
-
-def words(text: str) -> str:
-    """Lower-case and split words by spaces, "man's" as "man 's", without the punctuation that coco-caption drops;
-    hyphenated words stay whole, as in PTBTokenizer."""
-    return " ".join(WORD.findall(CLITIC.sub(r" \1", text.lower().replace("’", "'"))))

@@ -25,7 +25,15 @@ VAGUE = frozenset({
 })  # fmt: skip
 HYPERNYMS = 6  # levels above a class that captions use
 MOST = 1 << 32  # bytes of the table of matches
-WORD = re.compile(r"[^\W\d_]{3,}")
+LETTERS = re.compile(r"[^\W\d_]{3,}")
+CLITIC = re.compile(r"(n't|'(?:s|re|ve|ll|m|d))\b")
+WORD = re.compile(r"n't|'(?:s|re|ve|ll|m|d)\b|\w+(?:[-./]\w+)*|[&$%#@*+=/]")
+
+
+def words(text: str) -> str:
+    """Lower-case and split words by spaces, "man's" as "man 's", without the punctuation that coco-caption drops;
+    hyphenated words stay whole, as in PTBTokenizer."""
+    return " ".join(WORD.findall(CLITIC.sub(r" \1", text.lower().replace("’", "'"))))
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class CaptionSampler:
         for number, (row, concept) in enumerate(zip(table, self.concepts, strict=True)):
             row[len(self.index) + number] = concept.whole
             # "dog" also matches an image whose caption mentions a dog
-            known = set(" ".join(concept.names).lower().split()) if concept.whole else concept.terms()
+            known = set(words(" ".join(concept.names)).split()) if concept.whole else concept.terms()
             known.update(*(one.terms() for one in self.counts[number]))
             row[[self.index[term] for term in known if term in self.index]] = True
         return table
@@ -119,15 +127,15 @@ def counts_of_names(images: Iterable[Sequence[str]], classes: Iterable[Concept])
     """Count, for the captions of each image, how many have a name of each class."""
     named: dict[str, list[Concept]] = {}
     for concept in classes:
-        for name in dict.fromkeys(map(str.lower, concept.names)):
+        for name in dict.fromkeys(map(words, concept.names)):
             named.setdefault(name, []).append(concept)
     longest = max((len(name.split()) for name in named), default=0)
     found = []
     for captions in images:
         counts: Counter[Concept] = Counter()
         for caption in captions:
-            words = caption.lower().split()
-            runs = (" ".join(words[i : i + size]) for size in range(1, longest + 1) for i in range(len(words)))
+            own = words(caption).split()
+            runs = (" ".join(own[i : i + size]) for size in range(1, longest + 1) for i in range(len(own)))
             counts.update(list(dict.fromkeys(concept for run in runs for concept in named.get(run, ()))))
         found.append(counts)
     return found
@@ -137,11 +145,11 @@ def unseen_words(texts: Iterable[str], captions: Iterable[str]) -> list[str]:
     """Words of `texts` that are neither in `captions` nor a form of a word there: a form is that word and up to three
     letters more ("dogs" of "dog"), or shares with it all but the last three letters, at least four ("dances" of
     "dancing")."""
-    words = lambda lines: {word for line in lines for word in WORD.findall(line.lower())}
-    known = words(captions)
+    found = lambda lines: {word for line in lines for word in LETTERS.findall(line.lower())}
+    known = found(captions)
     starts = {word[:length] for word in known for length in range(3, len(word) + 1)}
     is_form = lambda word: word[: max(4, len(word) - 3)] in starts or any(word[:-more] in known for more in (1, 2, 3))
-    return sorted(word for word in words(texts) if not is_form(word))
+    return sorted(word for word in found(texts) if not is_form(word))
 
 
 def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0) -> dict[str, Concept]:
@@ -166,8 +174,8 @@ def held_out(sets: Sequence[Mapping[str, Concept]], share: float, seed: int = 0)
 
 def speaks_of(caption: str, concepts: Iterable[Concept]) -> bool:
     """Return True if a caption contains a name of one of the concepts."""
-    words = f" {' '.join(caption.lower().split())} "
-    return any(f" {name.lower()} " in words for concept in concepts for name in concept.names)
+    said = f" {words(caption)} "
+    return any(f" {words(name)} " in said for concept in concepts for name in concept.names)
 
 
 def class_names(files: Iterable[Path], sources: Iterable[str | Path] = ()) -> dict[str, Concept]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rapidfuzz.distance import LCSseq
 
-from multimodal.data.datasets.captions import words
+from multimodal.data.datasets.class_names import words
 from multimodal.errors import DataError
 
 MOST = 4  # words of the longest n-grams

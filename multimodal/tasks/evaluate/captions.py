@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from multimodal.data.datasets.captions import words
+from multimodal.data.datasets.class_names import words
 from multimodal.data.datasets.image_sets import CaptionedImages, captioned, open_images
 from multimodal.data.manifests import read_list
 from multimodal.data.pending import PendingItems

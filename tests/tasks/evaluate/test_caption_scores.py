@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from multimodal.data.datasets.captions import words
+from multimodal.data.datasets.class_names import words
 from multimodal.errors import DataError
 from multimodal.tasks.evaluate.caption_scores import References, agreement, caption_scores
 

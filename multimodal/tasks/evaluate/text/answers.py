@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multimodal.data.datasets.captions import words
+from multimodal.data.datasets.class_names import words
 from multimodal.data.sources import Source, SourceRow
 from multimodal.errors import DataError, MultimodalError, one_line
 from multimodal.system.files import is_data_url
