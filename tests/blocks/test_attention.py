@@ -11,6 +11,7 @@ from multimodal.blocks.capture import capture_attention
 from multimodal.blocks.positions import rotary
 from multimodal.blocks.stack import Stack, transformer
 from tests.helpers.references.attention import B, D, H, S, T, torch_attention
+from tests.helpers.spread import thin
 from tests.helpers.tiny import randomized
 
 LENGTHS = torch.tensor([6, 3, 1])
@@ -232,6 +233,7 @@ def test_what_lies_in_the_padding_does_not_matter(junk):
         assert_close(out[row, :length], stack(x[row : row + 1, :length])[0], atol=1e-5, rtol=0)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize(("left", "right"), [(40, 90), (200, 200), (0, 0), (900, 5)])
 @torch.no_grad()

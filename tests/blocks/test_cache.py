@@ -29,6 +29,7 @@ def full(model: TextTransformer, start: torch.Tensor | None = None) -> Cache:
     return cache
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("start", [None, [0, 5, 2]])
 @thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", WINDOWED)

@@ -126,6 +126,7 @@ def test_bad_queries_are_told_and_the_others_are_answered(capsys, made):
     assert "is cut to 40 tokens" in err
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("flags", "code", "cause"),
     [

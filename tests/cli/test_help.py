@@ -8,6 +8,7 @@ import pytest
 from multimodal.cli import main
 from multimodal.cli.parser import RARE, Parser
 from multimodal.weights.hub.listing import list_models
+from tests.helpers.spread import thin
 
 COLUMNS, LINES = 100, 100
 
@@ -42,6 +43,7 @@ def test_help_fits_two_screens_and_ends_with_examples(name, monkeypatch):
             assert f"  {flag}" not in text
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", ALL)
 def test_examples_are_taken(name):
     """Each example passes the parser and the checks of its command; a model is a path or has a known name."""

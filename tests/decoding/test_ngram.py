@@ -22,6 +22,7 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.tokens.text.hub.recognizers import LetterTokenizer, WithEnd
 from multimodal.tokens.text.tiktokens import GPT2Tokenizer
 from multimodal.train.recipe_cli import start
+from tests.helpers.spread import thin
 
 ARPA = """made by hand
 \\data\\
@@ -194,6 +195,7 @@ def credited(scorer: WordScorer, ids: list[int]) -> list[float]:
     return [scorer(torch.tensor([ids[:at]], dtype=torch.long).view(1, at))[0, ids[at]].item() for at in range(len(ids))]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     "text", [*SENTENCES, "", " the cat", "the  cat ", "zebra the zebra", "th cats sat", "कि कि की", "the é ran"]
 )
@@ -254,6 +256,7 @@ def test_words_in_the_other_letter_case_are_those_of_the_model(recipe, tmp_path,
         WordScorer(foreign, tokenizer)
 
 
+@pytest.mark.ci
 def test_tokens_that_cannot_be_words_are_refused(scorer):
     class Joined(GPT2Tokenizer):
         def _decode(self, ids):

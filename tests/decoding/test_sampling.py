@@ -301,6 +301,7 @@ def test_each_of_several_ends_has_its_own_probability(temperature, narrow, share
     assert found.logprobs == pytest.approx([math.log(0.4 if ids else 0.3) for ids in found.ids])
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1.7, -0.5])
 def test_a_wide_beam_keeps_the_best_of_all_sequences_in_order(alpha):
     """With every stopping rule's bound: none of the best may be missed by stopping early."""

@@ -37,3 +37,21 @@ def thin(every: int, rest: Any) -> Callable[[Any], Any]:
         return test
 
     return decorate
+
+
+def firsts(rest: Any) -> Callable[[Any], Any]:
+    """Decorate a test: of the names that the decorator below states, the first of each family, a name up to its comma,
+    stays as it is, the others have the mark `rest`."""
+
+    def decorate(test: Any) -> Any:
+        one, names = test.pytestmark[-1].args
+        seen: set[str] = set()
+        cases = []
+        for name in names:
+            family = name.partition(",")[0]
+            cases.append(pytest.param(name, marks=rest if family in seen else ()))
+            seen.add(family)
+        test.pytestmark[-1] = pytest.mark.parametrize(one, cases).mark
+        return test
+
+    return decorate

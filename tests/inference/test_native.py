@@ -183,6 +183,7 @@ def test_steps_are_those_of_the_plain_decoder(name: str, padded: int, kind: str)
 
 
 @pytest.mark.usefixtures("compiled")
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", sorted(DECODERS.keys() - WITHOUT))
 def test_a_step_has_the_same_bits_alone_and_in_a_padded_batch(name: str, kind: str):
@@ -202,6 +203,7 @@ def test_a_step_has_the_same_bits_alone_and_in_a_padded_batch(name: str, kind: s
 
 
 @pytest.mark.usefixtures("compiled")
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["text-to-text", "text-to-text-apart"])
 def test_an_encoder_decoder_with_padded_sources(name: str, kind: str):

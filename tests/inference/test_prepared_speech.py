@@ -12,6 +12,7 @@ from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.conformer import ConformerCTC
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
+from tests.helpers.spread import thin
 
 LENGTHS = torch.tensor([601, 40, 0])  # 301 states at half of the rate: more than a block of queries
 CONFIGS = {
@@ -34,6 +35,7 @@ def made(name: str) -> ConformerCTC:
     return model
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prepared_encoders_equal_those_in_training(name, monkeypatch):
     monkeypatch.setattr(subsample, "CACHED", 999)  # several parts

@@ -65,6 +65,7 @@ def stepped(
     return torch.cat([*parts, *(model(tokens[:, at : at + 1], cache=cache) for at in range(prompt, size))], 1)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("padded", [0, 1])
 @thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", DECODERS)
@@ -119,6 +120,7 @@ def test_static_step_of_a_fused_decoder(name: str):
     assert_close(torch.cat(parts, 1), right, atol=1e-5, rtol=0)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["float32", "auto", *KINDS])
 @pytest.mark.parametrize("name", ["learned", "llama", "bucket"])
 def test_a_decoder_in_another_format(name: str, kind: str):

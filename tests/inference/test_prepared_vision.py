@@ -68,6 +68,7 @@ def near(found: Tensor, right: Tensor, compute_type: str) -> bool:
     return found.dtype == torch.float32 and torch.allclose(found, right, atol=1e-5, rtol=1e-5)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
 @thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", VITS)
@@ -142,6 +143,7 @@ def test_attention_can_be_captured(compute_type: str):
         torch.testing.assert_close(found, right, rtol=0, atol=1e-5 if compute_type == "float32" else 2e-2)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("compute_type", ["auto", "float32", "bfloat16", "int8"])
 @torch.inference_mode()
 def test_captions(compute_type: str):

@@ -15,6 +15,7 @@ from multimodal.inference import prepare, tune
 from multimodal.inference.native import encoder
 from multimodal.inference.packed import PackedLinear, can_pack, row_linear
 from multimodal.inference.row_table import TableLinear
+from tests.helpers.spread import thin
 
 Product = Callable[[Tensor], Tensor]
 SHAPES = "8 inputs, about 4^5 weights"  # of 128 x 8
@@ -99,6 +100,7 @@ def stalled(kind: type) -> type:
 
 
 @pytest.mark.usefixtures("compiled")
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("native", [False, True])
 def test_towers_take_compiled_maps_where_they_are_the_quickest_exact_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, native: bool

@@ -52,6 +52,7 @@ def test_greedy_captions_equal_the_reference(name, prompt):
     assert len(prompt) > 1 or len({tuple(row) for row in found.ids}) > 1  # the image decides
 
 
+@thin(3, pytest.mark.ci)
 @every_captioner
 @torch.inference_mode()
 def test_cached_steps_equal_one_pass(name):
@@ -74,6 +75,7 @@ def test_cached_steps_equal_one_pass(name):
         step(ids[kept, :1], cache)
 
 
+@thin(3, pytest.mark.ci)
 @every_captioner
 @torch.inference_mode()
 def test_a_beam_of_one_batch_equals_each_image_alone(name):
@@ -87,6 +89,7 @@ def test_a_beam_of_one_batch_equals_each_image_alone(name):
     assert best(images) == best(images[:1]) + best(images[1:])
 
 
+@thin(3, pytest.mark.ci)
 @every_captioner
 def test_saved_in_our_folder_it_is_the_same_to_the_bit(name, tmp_path):
     made, model = case(name), load(name)

@@ -15,6 +15,7 @@ from multimodal.weights.encode import text_features
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
 from tests.helpers.data.letters import Letters
+from tests.helpers.spread import thin
 
 TEXTS = ["a", "bb bbb", "abcdefghi", "bb bbb", "", "abc", "cab", "ab" * 5, "b"]
 
@@ -39,6 +40,7 @@ def one_by_one(clip: CLIP) -> torch.Tensor:
     return torch.cat([clip.encode_text(batch.ids, batch.mask) for batch in batches])
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", tiny.CLIPS)
 @pytest.mark.parametrize("batch_size", [1, 3, 256])
 def test_equal_to_each_text_alone_in_its_whole_context(name: str, batch_size: int):

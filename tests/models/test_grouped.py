@@ -17,7 +17,6 @@ from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.train.objectives.text.translation import CollatePairs, ParallelTexts, Translating, translator
 from multimodal.weights.convert import convert
 from multimodal.weights.folder import Checkpoint, save_folder
-from tests.helpers.spread import thin
 
 TEXTS = {
     "en": ["a dog runs", "a cat sleeps", "two dogs run", "the man eats"],
@@ -77,8 +76,8 @@ def test_each_row_uses_its_languages_layers(made):
     assert (other - alone).abs().max() > 0.01
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore::multimodal.tokens.text.tokenizer.TextCut")
-@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("beams", [1, 3])
 def test_translations_are_those_of_the_dense_model(made, tmp_path, beams):
     save_folder(made, tmp_path / "grouped")

@@ -13,6 +13,7 @@ from multimodal.models.whisper import Whisper
 from multimodal.weights.folder import build
 from multimodal.weights.vision.open_clip import open_clip_architecture
 from tests.helpers.counting import count, undrawn
+from tests.helpers.spread import thin
 
 TIMM = {
     "vit_ti16": "vit_tiny_patch16_224", "vit_s16": "vit_small_patch16_224", "vit_b16": "vit_base_patch16_224",
@@ -34,6 +35,7 @@ def heads(stack: nn.Module) -> int:
     return stack.blocks[0].attention.heads
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", TIMM)
 def test_vit_has_timms_parameters_and_heads(name):
     import timm

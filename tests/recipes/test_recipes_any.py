@@ -128,6 +128,7 @@ def test_a_text_model_is_validated_on_each_file_though_names_repeat(load_recipe,
     assert made.card["validation"]["loss"] == pytest.approx((first + second) / 2)
 
 
+@pytest.mark.ci
 def test_files_that_are_validated_with_are_not_trained(load_recipe, data):
     rows = [question(f"Is it {n}?", ["yes"], "sums", image=f"red{i}.png") for i in range(6) for n in range(3)]
     write_chats(data / "asked.jsonl", rows)

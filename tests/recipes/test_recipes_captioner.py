@@ -35,6 +35,7 @@ from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.data import sets
+from tests.helpers.spread import thin
 from tests.helpers.tiny_run import assert_same_states
 
 RECORD = Preprocessing((32, 32), "shortest", "bilinear", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -128,6 +129,7 @@ def test_an_image_tower_of_a_shipped_model_is_shared_until_it_is_trained(train_c
         assert len(load(out).shared) == shared
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

@@ -142,6 +142,7 @@ def test_a_renamed_class_of_texts_is_refused(load_recipe, tmp_path, outputs, las
     assert "does not fit this run: classes were dry, wet, now wet, zoo" in line
 
 
+@pytest.mark.ci
 def test_a_renamed_class_of_a_table_is_refused(load_recipe, tmp_path, outputs, last_line):
     recipe, data = load_recipe("finetune_table"), tmp_path / "table.csv"
     data.write_text("x,y\n" + "".join(f"{i % 7},{'low' if i % 7 < 3 else 'high'}\n" for i in range(60)))

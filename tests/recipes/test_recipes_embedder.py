@@ -144,6 +144,7 @@ def test_held_out_sentences_that_are_all_there_are_leave_none(recipe, tmp_path, 
     assert line.endswith("train: no line is left: each of the 16 has a sentence that is held out")
 
 
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_unbroken_one(recipe, tmp_path):
     for name, *flags in (("whole", "--steps", "4"), ("part", "--steps", "2"), ("part", "--steps", "4", "--resume")):
         run(recipe, tmp_path, name, "--schedule", "wsd", "--warmup", "0", *flags)

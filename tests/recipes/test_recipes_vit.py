@@ -166,6 +166,7 @@ def test_the_strongest_augmentation_breaks_no_image(magnitude, tmp_path):
     assert finished(collate(drawn)).pixels.isfinite().all()
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("text", ["", "rand-m9-mstd0.5-inc1", "rand-m10-n6", "original-mstd0.5"])
 def test_a_batch_is_what_timm_makes_of_each_image(text, tmp_path):
     """By the same draws, of which whole crops leave out one: 99.8 % of the values within one level of 0..255. Others
@@ -259,6 +260,7 @@ def test_labels_are_sorted_class_ids(squares):
     assert list(class_labels(open_source(squares), squares)) == LABELS
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("options", "message"), [
     (["--patch", "5"], "--image must be a multiple of patch (5) (got 16)"),
     (["--patch", "0"], "--patch must be an integer of at least 1 (got 0)"),

@@ -22,7 +22,6 @@ from multimodal.weights.folder import save_folder
 from multimodal.weights.load import load
 from tests.helpers.data.audio_files import first_words
 from tests.helpers.data.video_files import ramp, video
-from tests.helpers.spread import thin
 from tests.helpers.tiny_checkpoints import checkpoint
 from tests.serve.conftest import MODELS
 
@@ -217,7 +216,7 @@ def test_an_answer_ends_at_the_context_of_its_model(client):
         assert f"the model's context is {context}" in refused.json()["error"]["message"]
 
 
-@thin(4, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("given", [{"temperature": 1}, {"seed": 5}, {"top_p": 0.9}, {"temperature": 1, "seed": -5}])
 def test_chat_samples_anew_without_a_seed(client, given):
     message = {"messages": [{"role": "user", "content": "A man"}], "model": "gpt-mini", "max_tokens": 12}

@@ -174,6 +174,7 @@ def test_file_names_say_nothing(client, name):
     assert made.status_code == 200, made.text
 
 
+@pytest.mark.ci
 def test_folders_of_crashed_servers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(uploads.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(uploads.tempfile, "tempdir", str(tmp_path))

@@ -18,6 +18,7 @@ from multimodal.serve.uploads import SMALL
 from multimodal.system.assets import asset
 from tests.helpers.commands import run
 from tests.helpers.data.audio_files import first_words
+from tests.helpers.spread import thin
 from tests.serve.conftest import MODELS
 from tests.serve.test_endpoints import data_url, png
 
@@ -91,6 +92,7 @@ def test_models_and_paths_that_are_not_there(client):
     refused(client.post("/v1/search", json={"text": "a"}), 404, "no index")
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("path", "body", "parts"),
     [

@@ -20,6 +20,7 @@ from multimodal.tokens.audio.offset import LiveOffset, without_offset
 from multimodal.tokens.audio.pcm import PcmReader
 from multimodal.tokens.audio.reading import OddAudio, count_channels, read_audio, stream_audio
 from tests.helpers.data.audio_files import chirp, encode, float_wav, wav
+from tests.helpers.spread import thin
 
 
 def header(rate: int = 16000, channels: int = 1, bits: int = 16, kind: int = 1) -> bytes:
@@ -191,6 +192,7 @@ def test_a_track_that_does_not_exist_is_one_line(track):
     assert str(caught.value) == message if track == 3 else "audio_track: must be a whole number" in str(caught.value)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("rate", [16000, 44100])
 @pytest.mark.parametrize("offset", [0.6, 0.1, -0.3, 0.02])
 @pytest.mark.parametrize("seconds", [0.4, 1.05, 12.3])

@@ -94,7 +94,7 @@ def changes(config: Any, other: Any, place: str = "") -> dict[str, Any]:
     return {place: value for part in found for place, value in part.items()}
 
 
-@thin(4, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize(("begin", "name", "rates", "places"), CASES)
 def test_dropout_is_that_of_the_flag_or_the_models_own(load_recipe, begin, name, rates, places):
     known, own, made = load(name) if name else new_coca(), begin(load_recipe, {}), begin(load_recipe, rates)

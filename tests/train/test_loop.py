@@ -181,6 +181,7 @@ def test_what_is_not_finite_changes_nothing(tmp_path, caplog, kind, optimizer):
     assert caplog.messages[0].startswith("step 2 skipped: loss ")
 
 
+@pytest.mark.ci
 def test_figures_that_are_read_a_step_later_are_the_same(tmp_path):
     """As on a GPU. What is logged and saved has waited for its own step."""
     rows, ends = [], []

@@ -135,6 +135,7 @@ def test_images_that_some_processes_lack_train_as_in_one(tmp_path, alone, frozen
     same(run(2, "chats", tmp_path, frozen, steps=4, shard=shard), alone(frozen))
 
 
+@pytest.mark.ci
 def test_shards_need_frozen_encoders(tmp_path):
     ends = spawn(several_cases.train, 2, "chats", tmp_path, ("audio",), {"shard": True})
     assert ends == ["UsageError: shard needs frozen encoders, since not every batch runs them"] * 2
@@ -156,6 +157,7 @@ def test_what_shards_cannot_do_is_refused(tmp_path):
             tiny_run.settings(tmp_path, shard=True, **changes)
 
 
+@pytest.mark.ci
 def test_parameters_without_a_gradient_are_named(tmp_path):
     ends = spawn(several_cases.lonely, 2, tmp_path)
     assert set(ends) == {"TrainingError: 1 parameters get no gradient, freeze them: model.spare"}
@@ -174,6 +176,7 @@ def test_an_error_in_one_process_ends_all(tmp_path):
     assert (second["end"], second["done"]) == ("DataError: image-7.png: broken", 3)
 
 
+@pytest.mark.ci
 def test_a_killed_process_ends_the_others(tmp_path):
     first, second = spawn(several_cases.trouble, 2, tmp_path, "kill")
     assert second == "died"

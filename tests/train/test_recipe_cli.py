@@ -12,6 +12,7 @@ from multimodal.system.options import Natural, Positive, PositiveShare, Rate, Te
 from multimodal.train.recipe_cli import start
 from multimodal.train.settings import LoopSettings
 from multimodal.train.signals import Stopped
+from tests.helpers.spread import thin
 
 
 @dataclass
@@ -65,6 +66,7 @@ def test_help_says_what_the_recipe_is_and_its_defaults(capsys):
     assert "peak learning rate (default: 0.001)" in " ".join(text.split())
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

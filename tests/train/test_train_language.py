@@ -107,6 +107,7 @@ def test_a_prefix_is_seen_by_all_and_the_loss_is_on_the_rest():
     assert drawn == {1, 2, 3, 4, 5}
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["learned", "window", "llama", "capped", "narrow"])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_the_loss_over_the_vocabulary_is_that_of_all_logits(kind, chunk):
@@ -280,6 +281,7 @@ def test_a_corpus_has_a_token_before_and_after_each_text():
 SIZES = {"width": 16, "layers": 2, "heads": 4, "context": 8}
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("changes", [
     *({"positions": kind} for kind in ("learned", "sinusoidal", "rotary", "bucket", "alibi", "shaw", "none")),
     {"norm": "rms", "gated": True, "activation": "silu", "bias": False, "kv_heads": 2, "tied": False},

@@ -176,6 +176,7 @@ def test_wrong_flags_are_said_in_one_line(recipe, tmp_path, capsys, flags, says)
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_translator_learns_its_few_sentences(tokenizer):
     model = translator(tokenizer, 32, (1, 1), 2, 64, 40, 0.0)
     source = corpus(tokenizer)

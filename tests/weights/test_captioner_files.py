@@ -114,6 +114,7 @@ def test_images_and_texts_are_prepared_as_the_folder_says(folders):
     assert git.tokenizer.context == blip.model.caption_context == CONTEXT
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["blip", "git"])
 def test_what_is_done_to_images_may_stand_in_the_file_of_the_whole_processor(folders, tmp_path, name):
     """As transformers writes it since version 5."""

@@ -125,6 +125,7 @@ def test_a_wrong_tensor_is_named(saved, change, cause):
         load_folder(sealed(saved))
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("change", "cause"), [
     (lambda c: c["config"].update(colour=1), "unknown key 'colour' for ConformerCTCConfig"),
     (lambda c: c["config"]["encoder"]["block"].update(size=1), "encoder: block: unknown key 'size'"),

@@ -14,7 +14,7 @@ from multimodal.weights.vision import clip_openai
 from tests.helpers.parity import record
 from tests.helpers.references.captions import CAPTIONERS
 from tests.helpers.references.vision import CASES, CONTEXT, VOCABULARY, case, load, random_images
-from tests.helpers.spread import spread
+from tests.helpers.spread import firsts, spread, thin
 
 TOLERANCE = 1e-5
 ALL = {**CASES, **CAPTIONERS}
@@ -63,6 +63,7 @@ def differences(name: str, model: nn.Module) -> dict[str, float]:
     return {output: (theirs[output] - mine[output]).abs().max().item() for output in theirs}
 
 
+@firsts(pytest.mark.ci)
 @every_case
 def test_outputs_equal_the_reference(name):
     actual = differences(name, load(name))
@@ -82,6 +83,7 @@ def test_a_corrupted_tensor_fails_the_comparison(name):
         assert max(differences(name, load(name, tensors)).values()) > TOLERANCE, corrupted
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["timm ViT, mean pool", "timm ViT, registers", "timm ViT of CLIP"])
 @pytest.mark.parametrize("size", [(96, 64), (32, 128)])
 def test_another_image_size_interpolates_positions_as_timm_does(name, size):

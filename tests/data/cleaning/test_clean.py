@@ -236,6 +236,7 @@ def test_a_flag_without_effect_is_refused(capsys, arguments, cause):
     assert (code, cause in err) == (2, True)
 
 
+@pytest.mark.ci
 def test_what_must_not_be_written_is_refused(capsys, tmp_path):
     page = tmp_path / "a.txt"
     page.write_text(LEMON)

@@ -14,6 +14,7 @@ from multimodal import caption
 from multimodal.weights.folder import save_folder
 from tests.helpers.commands import run
 from tests.helpers.data.captions import written
+from tests.helpers.spread import thin
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the caption is empty")
 MIN = ("--min_tokens", 1)
@@ -174,6 +175,7 @@ def test_the_cards_defaults_give_way_to_flags(capsys, model, images):
     assert json.loads(out)[0]["caption"] == caption(images / "a.png", model)[0]["caption"]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("flags", "code", "cause"),
     [

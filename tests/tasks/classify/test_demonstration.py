@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from multimodal import Classifier
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +26,7 @@ def test_seventy_of_a_hundred_photographs_get_their_label_of_eight(shared_data):
     assert right >= 70
 
 
+@pytest.mark.ci
 def test_people_and_dogs_are_told_apart(shared_data):
     """By the labels that come to mind first; whole captions alone taught that nearly all is "a dog"."""
     data = shared_data / "vision" / "flickr8k-1000"

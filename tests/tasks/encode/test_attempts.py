@@ -15,6 +15,7 @@ from multimodal.weights.load import load
 from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
 from tests.helpers.folders import every_kind, write_image
+from tests.helpers.spread import thin
 
 FAILURES = [MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 12 bytes"), ZeroDivisionError()]
 
@@ -70,6 +71,7 @@ def clips(tmp_path):
     return [tmp_path / f"{name}.wav" for name in ("good", "bad", "good2")]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_one_recording_that_cannot_be_opened_leaves_the_others(failure, batch, clips, models, monkeypatch, capsys):
@@ -158,6 +160,7 @@ IMAGE_COMMANDS = {
 }  # fmt: skip
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("command", IMAGE_COMMANDS)
 def test_one_image_without_memory_leaves_the_others(command, images, kinds, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,7 @@ from multimodal.tasks.encode.native import encode_native, native_batches, native
 from multimodal.tokens.image.preprocessing import Preprocessing
 from multimodal.weights.load import load, load_foreign
 from tests.helpers.references.vision import case
+from tests.helpers.spread import thin
 from tests.helpers.tiny import CLIPS, VITS, made, randomized
 
 RECORD = Preprocessing((8, 8), "shortest", "bicubic", (0.5, 0.4, 0.3), (0.2, 0.2, 0.3), 0, 1.0)
@@ -61,6 +62,7 @@ def test_positions_equal_timms(grid):
             assert_close(model.grid_positions(grid), theirs, atol=1e-6, rtol=0)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("name", [*(f"clip-{name}" for name in CLIPS), "coca"])
 @torch.inference_mode()
 def test_clip_of_any_token_budget_is_that_of_each_alone(name):

@@ -218,6 +218,7 @@ def test_a_flag_without_effect_is_told(capsys, manifest):
     assert (code, "--vad_threshold: has no effect without --vad_filter" in err) == (0, True)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("more", [(), ("--whole_recordings",)])
 def test_a_list_with_columns_of_other_names(capsys, tmp_path, more):
     (tmp_path / "a.wav").write_bytes(wav(1.0))

@@ -15,7 +15,6 @@ from multimodal.tokens.audio.reading import read_audio
 from multimodal.weights.folder import Checkpoint, load_folder
 from tests.helpers.data.audio_files import first_words
 from tests.helpers.paths import ROOT
-from tests.helpers.spread import thin
 
 SAMPLE = ROOT / "assets" / "sample" / "speech.flac"
 
@@ -47,7 +46,7 @@ def test_joint_and_greedy_texts_are_those_of_transcribe(checkpoint):
     assert seconds.keys() == {"encoder", "greedy", "joint"}
 
 
-@thin(3, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_batched_beam_search_equals_single(checkpoint, weight):
     features = filterbank(read_audio(SAMPLE))

@@ -128,6 +128,7 @@ def test_names_of_classes_come_from_a_table_or_a_list(capsys, models, images, tm
         assert cause in one_line(err)
 
 
+@pytest.mark.ci
 def test_hypernyms_describe_classes(capsys, models, images, tmp_path):
     checkpoint, above = load_folder(models / "clip"), {"tench": ("cyprinid", "fish"), "blue square": ("figure",)}
     plain = ZeroShotClassifier(checkpoint, CLASSES)
@@ -149,6 +150,7 @@ def test_hypernyms_describe_classes(capsys, models, images, tmp_path):
         assert cause in one_line(err)
 
 
+@pytest.mark.ci
 def test_a_saved_classifier_gives_the_figures_of_its_labels(capsys, models, images, tmp_path):
     (tmp_path / "names.txt").write_text("yellow square\nred square\ngreen square\nblue square\n")
     file, common = tmp_path / "f.safetensors", ["-m", models / "clip", "--quiet"]
@@ -260,6 +262,7 @@ def test_a_table_of_classify_is_data_and_a_line_without_a_label_is_left_out(caps
     assert json.loads(out)["images"] == 24
 
 
+@pytest.mark.ci
 def test_columns_of_lists_may_have_other_names(capsys, models, images):
     files = sorted(images.rglob("*.png"))
     listed = images.parent / "breeds.csv"

@@ -21,6 +21,7 @@ from multimodal.tokens.text.sentencepiece import ByteTokenizer
 from multimodal.train.objectives.text.language import LanguageModelSettings, language_config
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.commands import evaluated, one_line, run
+from tests.helpers.spread import thin
 from tests.helpers.tiny import randomized
 
 CONTEXT = 24
@@ -128,6 +129,7 @@ def test_cloze_and_winograd_take_the_choice_with_the_highest_score(capsys, check
     assert found["accuracy"] == (ends[0] > ends[1])
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("task", "line", "message"), [
     ("cloze", '{"text": "a _", "choices": ["b"], "answer": 0}', "expected two or more different texts in 'choices'"),
     ("cloze", '{"text": "a _", "choices": ["b", "c"], "answer": 2}', "expected 0 to 1 or a choice in 'answer' (got 2)"),

@@ -32,7 +32,6 @@ from multimodal.tasks.evaluate.reports.confusion import plot_confusion
 from multimodal.tasks.evaluate.retrieval import first_ranks, retrieval
 from multimodal.tasks.evaluate.scores import bleu, bleu_tokenizer, ranks, top_shares, word_errors
 from tests.helpers.data.sets import lines
-from tests.helpers.spread import thin
 
 NAMES = [f"name {i}" for i in range(7)]
 
@@ -261,7 +260,7 @@ def test_tip_adapter_is_its_formula_and_helps_a_blind_classifier():
         assert "tip_adapter" not in few_shot(train, test, NAMES[:4], [25], seeds=1, c=1.0, embedded=blind)[0]
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("classes", [3, 40])
 def test_a_confusion_matrix_is_drawn_with_any_names(classes, tmp_path):
     names = [f"$x_{i} \\bad{{ 猫 {'long ' * 9}" for i in range(classes)]

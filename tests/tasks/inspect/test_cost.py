@@ -103,7 +103,7 @@ def test_operations_are_those_that_pytorch_counts(name):
     assert B * sum(part["forward"] for part in said.values()) == known
 
 
-@thin(3, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("heads", [{"tags": 5}, {"spans": True}, {"projections": (ProjectionConfig(7, "tanh"),)}])
 def test_operations_of_heads(heads):
     (part,) = counts(replace(text(causal=False), **heads), T, B)["flops"].values()

@@ -18,6 +18,7 @@ from multimodal.tasks.inspect.alignment import AlignmentRequest, alignment
 from multimodal.tasks.inspect.maps import AttentionMap, Axis, attention, fitting, names
 from multimodal.tasks.inspect.numbers import chosen, filters, mean_distances, over_image, position_similarity
 from multimodal.weights.folder import Checkpoint
+from tests.helpers.spread import thin
 from tests.helpers.tiny import SPEECH, VIT, VITS, WIDTH, randomized, text
 from tests.helpers.tiny_checkpoints import BYTES, IDS, RECORD, checkpoint, source_of
 
@@ -37,6 +38,7 @@ def outputs(kind: str) -> list[Tensor]:
     return [model(ids, ids) if kind == "text-to-text" else model(ids)]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["learned", "llama", "alibi", "text-to-text", "vit", "clip", "captioner", "joint"])
 def test_capturing_leaves_the_outputs_equal_to_the_bit(kind):
     plain = outputs(kind)
@@ -55,6 +57,7 @@ def test_capturing_leaves_the_outputs_equal_to_the_bit(kind):
 # ---- attention
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["rotary", "llama", "bucket", "encoder", "text-to-text", "vit", "clip", "captioner",
                                   "joint"])  # fmt: skip
 def test_weights_have_a_row_a_position_and_sum_to_one(files, kind):
@@ -161,6 +164,7 @@ def test_positions_are_compared_by_cosine():
 # ---- alignment
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["text-to-text", "captioner", "joint"])
 @pytest.mark.parametrize("answer", ["xyz", None])
 def test_an_alignment_has_a_row_a_token(files, kind, answer):

@@ -11,7 +11,7 @@ from multimodal.tasks.inspect.maps import attention
 from multimodal.tasks.inspect.views import ViewOptions, view
 from multimodal.weights.load import load
 from tests.helpers.commands import run
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 from tests.helpers.tiny_checkpoints import checkpoint, source_of
 
 CASES = [
@@ -93,6 +93,7 @@ BAD = [
 ]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("arguments", "cause"), BAD, ids=[cause for _, cause in BAD])
 def test_what_cannot_be_shown_is_one_line(capsys, files, arguments, cause):
     code, out, err = run(capsys, "inspect", files[arguments[0]], *arguments[1:])

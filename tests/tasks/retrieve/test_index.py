@@ -216,6 +216,7 @@ def test_a_folder_of_other_files_and_a_second_writer_are_refused(clip, photos, t
             build(photos, clip, tmp_path / "index")
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["images-2.jsonl", "vectors-1.npy", "lines-1-2.npy.part", "lock"])
 def test_links_and_pipes_of_a_foreign_index_are_not_written_through(clip, photos, tmp_path, name):
     folder, outside = tmp_path / "index", tmp_path / "mine.txt"

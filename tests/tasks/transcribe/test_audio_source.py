@@ -28,6 +28,7 @@ def reader(recording: AudioSource, bands: int = 80, kept: bool = False) -> MelRe
     return MelReader(recording, bands, found.mel_peak, found.samples, mel=found.mel if kept else None)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kept", [False, True])
 @thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("bands", [80, 128])

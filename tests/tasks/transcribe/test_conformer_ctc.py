@@ -216,6 +216,7 @@ def lm_score(model, text, bos, eos):
     return sum(logprobs[i, token].item() for i, token in enumerate((*text, eos)))
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("weight", "bonus"), [(0.0, 0.0), (0.7, 0.0), (0.7, 1.5)])
 def test_ctc_with_a_language_model_finds_the_best_text_of_all(weight, bonus, monkeypatch):
     """A prefix beam as wide as all texts against their enumeration: CTC + weight·lm + bonus·words, of letters."""

@@ -15,7 +15,7 @@ from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import vad
 from multimodal.tasks.transcribe.vad import FRAME, SpeechDetector, VadOptions
 from multimodal.tokens.audio.reading import read_audio
-from tests.helpers.spread import spread, thin
+from tests.helpers.spread import spread
 
 
 def heard(wave, size=10**9):
@@ -229,7 +229,7 @@ def test_the_shipped_models_write_nothing_where_nobody_speaks(name, options):
         assert [(row["start"], row["end"]) for row in result["skipped"]] == [(0.0, len(wave) / 16000)]
 
 
-@thin(3, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "options"), SHIPPED)
 def test_speech_between_noise_is_still_written(name, options):
     model = multimodal.load(name)

@@ -17,7 +17,7 @@ from multimodal.tokens.text.sentencepiece import SentencePieceTokenizer
 from multimodal.tokens.text.tokenizer import MARK
 from multimodal.tokens.text.vocabulary import tokenizer_from
 from tests.helpers.references.hub import llama_pieces
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 TEMPLATE = (
     "{{ bos_token }}{{ 'Read: ' if documents is not none }}"
@@ -152,6 +152,7 @@ LOST = ("c | upper | lower", "c.title().lower()", "messages", "messages | tojson
         "c.replace('', 'Q').replace('Q', '')")  # fmt: skip
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("operation", [*KEPT, *LOST])
 def test_no_operation_makes_a_control_token_of_what_a_user_wrote(operation):
     """`<|a|>` is the template's own, and stays a name."""

@@ -12,7 +12,6 @@ from multimodal.train.loop import Loop
 from multimodal.train.lora import LoraSettings, adapt
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny_run
-from tests.helpers.spread import thin
 
 
 def loop(run, labels: str | None, **changes) -> Loop:
@@ -21,6 +20,7 @@ def loop(run, labels: str | None, **changes) -> Loop:
     return Loop(made.settings, made.objective, made.loader, start=start)
 
 
+@pytest.mark.ci
 def test_a_state_of_other_classes_is_refused_by_name(tmp_path):
     loop(tmp_path, "cup dolphin elephant fox gun hat", steps=2).fit()
     problem = "does not fit this run: classes from number 2 were dolphin, elephant, fox, …, now elephant, fox"
@@ -36,7 +36,7 @@ def test_a_state_without_a_meaning_stays_usable(tmp_path):
     assert again.first == 2
 
 
-@thin(4, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize(("changes", "now"), [
     ({"lora_alpha": 32.0}, "rank 2 and alpha 32 on query value"),
     ({"lora_rank": 4}, "rank 4 and alpha 16 on query value"),

@@ -90,6 +90,7 @@ def cut(batch: Pairs, sizes: list[int]) -> list[Pairs]:
     return [Pairs(*part) for part in zip(*parts, strict=True)]
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 @thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("grouped", [False, True])

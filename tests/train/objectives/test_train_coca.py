@@ -28,6 +28,7 @@ from multimodal.train.objectives.contrastive import Pairs
 from multimodal.train.recipe_cli import start
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.data.contrast import EXACT, gradient, matching_loss
+from tests.helpers.spread import thin
 from tests.helpers.tiny import CLIPS, COCA, VOCABULARY, randomized
 from tests.helpers.tiny_run import assert_same_states
 
@@ -52,6 +53,7 @@ def collate(rows: list[CaptionExample]) -> Pairs:
     return batch._replace(images=batch.images.double())
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_accumulation_is_exact_and_the_loss_is_that_of_the_paper(kind):
     model = randomized(CoCa(replace(COCA, loss=kind))).double()
@@ -172,6 +174,7 @@ def test_a_resumed_run_equals_an_unbroken_one(recipe, data):
     assert_same_states(data / "whole", data / "part", 4)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

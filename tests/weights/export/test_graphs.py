@@ -28,6 +28,7 @@ from multimodal.weights.load import families, load
 from tests.helpers import tiny_checkpoints
 from tests.helpers.references import encoders, speech
 from tests.helpers.references.hub import hub_folder
+from tests.helpers.spread import thin
 from tests.helpers.tiny import ALL, ENCODER, TEXTS, conformer, made, randomized
 
 DECODERS = [name for name in ALL if name.startswith("text-") and name not in (
@@ -46,6 +47,7 @@ def source_of(model, name: str) -> torch.Tensor:
 
 
 @torch.no_grad()
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_writes_padded_rows_as_the_model_writes_each_alone(name):
     model = made(name)
@@ -90,6 +92,7 @@ def test_a_recognizer_has_the_columns_of_transformers_and_they_are_named(name, b
 
 
 @torch.no_grad()
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["BERT", "BERT, masked", "BERT, classes", "BERT, encoder", "BERT, tags",
                                   "RoBERTa, answers", "RoBERTa, encoder", "ELECTRA, discriminator"])  # fmt: skip
 def test_an_encoder_has_the_inputs_and_outputs_of_transformers(name):

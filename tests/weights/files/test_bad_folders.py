@@ -11,6 +11,7 @@ from multimodal.errors import CheckpointError
 from multimodal.weights.load import load, recognize
 from tests.helpers.references import speech
 from tests.helpers.references.causal import case
+from tests.helpers.spread import thin
 
 INDEX = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
@@ -57,6 +58,7 @@ CONFIGS = [
 ]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("changed", "cause"), CONFIGS)
 def test_a_configuration_that_contradicts_its_tensors_or_is_unknown(folder, changed, cause):
     config = json.loads((folder / "config.json").read_text())

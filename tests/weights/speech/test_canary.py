@@ -122,6 +122,7 @@ def folder(path, **config):
     return path
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("stated", [{"hop_length": 80}, {"preemphasis": 0.0}, {"win_length": 320}])
 @pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
 def test_other_features_are_refused_in_both_files(file, stated, tmp_path):

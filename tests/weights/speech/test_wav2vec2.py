@@ -170,6 +170,7 @@ def test_added_tokens_are_those_of_transformers(vocab, named, older, tmp_path):
     assert ours.decode(text, skip_control=False) == theirs.decode([letters[i] for i in text], group_tokens=False)
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("clean", [True, False])
 def test_blanks_before_punctuation_are_those_of_transformers(clean, tmp_path):
     from transformers import Wav2Vec2CTCTokenizer

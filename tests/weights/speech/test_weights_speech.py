@@ -373,6 +373,7 @@ def test_tokenizer_follows_from_the_vocabulary_size(size, languages):
     assert WHISPER_HF.tokenizer(None, {"vocab_size": 100}) is None
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("norm", ["layer", "batch", "group"])
 @pytest.mark.parametrize("junk", [float("nan"), 1e3])
 def test_conformer_batched_equals_alone(norm, junk):

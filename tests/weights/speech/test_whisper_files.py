@@ -174,6 +174,7 @@ def test_other_tokens_of_ggml_and_faster_whisper_are_refused(tmp_path):
             load(tmp_path / name)
 
 
+@pytest.mark.ci
 def test_a_folder_without_a_tokenizer_gets_the_released_one_in_its_exports(tmp_path, monkeypatch):
     """A Trainer's checkpoint: faster-whisper would take Whisper tiny's for every size."""
     pipeline = (tokenizer := whispers()[1].tokenizer).pipeline()

@@ -16,7 +16,7 @@ from multimodal.weights.load import families, recognize
 from tests.helpers.parity import idle, record
 from tests.helpers.references.causal import CASES, CONTEXT, VOCABULARY, case
 from tests.helpers.references.released import RELEASED
-from tests.helpers.spread import spread, thin
+from tests.helpers.spread import firsts, spread, thin
 
 TOLERANCE = 1e-5
 BATCH, LENGTH = 3, 11
@@ -52,6 +52,7 @@ def worst(name: str, model: TextTransformer, ids: Tensor) -> dict[str, float]:
     return {key: float((mine - other).abs().max()) for key, (mine, other) in zip(names, pairs, strict=True)}
 
 
+@firsts(pytest.mark.ci)
 @every_case
 @torch.no_grad()
 def test_states_and_logits_equal_the_references_and_depend_on_every_tensor(name):

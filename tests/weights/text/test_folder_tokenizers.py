@@ -32,6 +32,7 @@ from tests.helpers.references.translation import (
     pieces,
     t5,
 )
+from tests.helpers.spread import thin
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 TEXTS = [
@@ -137,6 +138,7 @@ def test_added_tokens_are_found_in_texts(tmp_path, made: Callable[[Path], tuple[
     same(tokenizer, folder, config)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("name", "record"), [
     ("wordpiece", {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
     ("wordpiece", {"tokenizer_class": "BertTokenizerFast", "strip_accents": False}),

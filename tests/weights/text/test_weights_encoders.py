@@ -12,7 +12,7 @@ from multimodal.train.losses import detection_loss, token_loss
 from multimodal.weights.load import families, recognize
 from tests.helpers.parity import record
 from tests.helpers.references.encoders import CASES, CONTEXT, PAD, VOCABULARY, case, outputs
-from tests.helpers.spread import spread, thin
+from tests.helpers.spread import firsts, spread, thin
 
 TOLERANCE = 1e-5
 LENGTHS = (9, 4, CONTEXT)
@@ -73,6 +73,7 @@ def compared(name: str, model: nn.Module) -> dict[str, float]:
     return differences(expected(name), ours(name, model, ids, valid, segments), valid)
 
 
+@firsts(pytest.mark.ci)
 @every_case
 @torch.inference_mode()
 def test_outputs_of_padded_texts_equal_the_reference(name):
@@ -208,6 +209,7 @@ def test_an_unused_pooler_beside_a_classifier_is_left_out():
 HEADS = ("tags", "answers", "choices")
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith(HEADS)])
 def test_heads_are_recognized_and_exported_to_the_bit(name):
     made = case(name)

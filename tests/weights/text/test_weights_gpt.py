@@ -14,6 +14,7 @@ from multimodal.weights.load import recognize
 from multimodal.weights.text import gpt2, llama
 from tests.helpers.parity import idle, record
 from tests.helpers.references.decoders import CASES, CONTEXT, VOCABULARY, case, slow_llama
+from tests.helpers.spread import firsts, thin
 
 TOLERANCE = 1e-5
 BATCH, LENGTH = 3, 11
@@ -78,6 +79,7 @@ def test_outputs_equal_the_reference(name):
     assert max(actual.values()) <= TOLERANCE, actual
 
 
+@thin(3, pytest.mark.ci)
 @every_case
 def test_outputs_depend_on_every_tensor(name):
     model = load(name)
@@ -85,6 +87,7 @@ def test_outputs_depend_on_every_tensor(name):
     assert [own for own in found if not own.endswith("key.bias")] == []  # which shifts a row's scores alike
 
 
+@firsts(pytest.mark.ci)
 @with_head
 @torch.no_grad()
 def test_steps_with_a_cache_equal_the_references(name):
@@ -102,6 +105,7 @@ def test_steps_with_a_cache_equal_the_references(name):
     assert (torch.cat(mine, 1) - model(ids)).abs().max() <= TOLERANCE
 
 
+@firsts(pytest.mark.ci)
 @with_head
 @torch.no_grad()
 def test_padding_on_the_right_equals_the_reference(name):

@@ -19,7 +19,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
 from tests.helpers.parity import record
 from tests.helpers.references.seq2seq import CASES, CONTEXT, VOCABULARY, WITH_HEAD, case
-from tests.helpers.spread import spread, thin
+from tests.helpers.spread import firsts, spread, thin
 from tests.helpers.tiny import randomized
 
 TOLERANCE = 1e-5
@@ -100,6 +100,7 @@ def differences(name: str, model: nn.Module) -> dict[str, float]:
     return {output: (reference[output] - mine[output]).abs().max().item() for output in reference}
 
 
+@firsts(pytest.mark.ci)
 @every_case
 def test_padded_batches_equal_the_reference(name):
     actual = differences(name, load(name))
@@ -108,6 +109,7 @@ def test_padded_batches_equal_the_reference(name):
     assert max(actual.values()) <= TOLERANCE, actual
 
 
+@thin(3, pytest.mark.ci)
 @every_case
 def test_as_many_numbers_are_trained_as_in_the_reference(name):
     counts = [sum(p.numel() for p in one.parameters() if p.requires_grad) for one in (case(name).reference, load(name))]
@@ -124,6 +126,7 @@ def test_a_corrupted_tensor_fails_the_comparison(name):
         assert max(differences(name, load(name, tensors)).values()) > TOLERANCE, corrupted
 
 
+@firsts(pytest.mark.ci)
 @every_decoder
 @torch.inference_mode()
 def test_cached_decoding_of_prompts_padded_on_the_left_equals_the_reference(name):

@@ -11,7 +11,7 @@ from multimodal.weights.load import recognize
 from tests.helpers.data.vits.towers import CASES, reference, small, tensors
 from tests.helpers.parity import idle, record
 from tests.helpers.references.vision import CONTEXT, VOCABULARY, random_images
-from tests.helpers.spread import spread
+from tests.helpers.spread import firsts, spread
 
 TOLERANCE = 1e-5
 every_case = pytest.mark.parametrize("name", CASES)
@@ -40,6 +40,7 @@ def last_map(visual: nn.Module, pixels: Tensor) -> Tensor:
     return visual.layer4(visual.layer3(visual.layer2(visual.layer1(visual.stem(pixels)))))
 
 
+@firsts(pytest.mark.ci)
 @every_case
 @torch.no_grad()
 def test_all_outputs_equal_the_references_and_depend_on_every_tensor(name):

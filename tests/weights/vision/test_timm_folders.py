@@ -42,6 +42,7 @@ def check(folder: Path) -> None:
         assert (own.model(pixels[None]) - reference(pixels[None])).abs().max() <= 1e-5
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("architecture", "options"),
     [("eva02_tiny_patch14_224", {"ref_feat_shape": None, "img_size": 56}),
@@ -55,6 +56,7 @@ def test_options_of_the_model_count_as_stated_null_included(architecture, option
     check(tmp_path)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(
     "changed",
     [{"mean": 0.5}, {"std": [0.5]}, {"mean": None, "std": None}, {"crop_pct": None}, {"interpolation": ""},
@@ -163,6 +165,7 @@ REFUSED = [
 ]
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(("changed", "named"), REFUSED)
 def test_what_is_wrong_or_not_supported_is_named(changed, named, tmp_path):
     saved(tmp_path, VIT, ARGS, {"model_args": ARGS, **PIXELS, **changed})

@@ -14,7 +14,7 @@ from multimodal.weights.load import families, recognize
 from tests.helpers.data.vits.cases import CASES, TIMM, case
 from tests.helpers.data.vits.released import RELEASED
 from tests.helpers.parity import idle, record
-from tests.helpers.spread import spread
+from tests.helpers.spread import firsts, spread
 
 TOLERANCE = 1e-5
 every_case = pytest.mark.parametrize("name", [*CASES, *TIMM])
@@ -60,6 +60,7 @@ def sizes(name: str) -> list[tuple[int, int]]:
     return [(32, 32)] if one or load(name).config.fixed else [(32, 32), (48, 24)]
 
 
+@firsts(pytest.mark.ci)
 @every_case
 @torch.no_grad()
 def test_all_outputs_equal_the_references_and_depend_on_every_tensor(name):

@@ -13,6 +13,7 @@ from multimodal.weights.load import load
 from tests.helpers.commands import evaluated, run
 from tests.helpers.data.sets import squares
 from tests.helpers.data.vits.cases import case
+from tests.helpers.spread import thin
 
 SQUARE, EDGE = {"height": 32, "width": 32}, {"shortest_edge": 40}
 # case, image processor, its options, largest difference
@@ -26,6 +27,7 @@ PROCESSORS = [
 ]
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize(("name", "processor", "options", "limit"), PROCESSORS)
 def test_pixels_equal_the_image_processors(name, processor, options, limit, tmp_path):
     import transformers
