@@ -24,15 +24,15 @@ def spread(values: Iterable[Any], every: int, rest: Any, first: Any = ()) -> lis
     return cases
 
 
-def thin(every: int, rest: Any) -> Callable[[Any], Any]:
-    """Decorate a test: of the parameters that the decorator below states, the first and each `every`-th after it stay
-    as they are, the others have the mark `rest`."""
+def thin(every: int, rest: Any, first: Any = ()) -> Callable[[Any], Any]:
+    """Decorate a test: of the parameters that the decorator below states, the first and each `every`-th after it have
+    the mark `first`, or none; the others have `rest`."""
 
     def decorate(test: Any) -> Any:
         names, values, *more = test.pytestmark[-1].args
         if isinstance(names, str) and "," not in names:  # a tuple is one value
             values = [one if isinstance(one, Case) else pytest.param(one) for one in values]
-        cases = spread(values, every, rest)
+        cases = spread(values, every, rest, first)
         test.pytestmark[-1] = pytest.mark.parametrize(names, cases, *more, **test.pytestmark[-1].kwargs).mark
         return test
 

@@ -139,7 +139,7 @@ def test_the_front_door_is_light():
     assert min(seconds) < 0.3
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_garbage_collector_spares_the_time_of_a_command():
     program = (
         "import atexit, gc, sys; from multimodal.cli.main import main; "

@@ -16,7 +16,8 @@ FAMILIES = {(name, kind.__name__): kind for kind in (causal, decoders, encoders,
 
 
 @pytest.mark.usefixtures("compiled")
-@thin(12, pytest.mark.ci)
+@thin(6, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize("name", FAMILIES, ids=lambda name: name[0])
 def test_a_text_model(name: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prepare, "prefers_native", lambda: True)

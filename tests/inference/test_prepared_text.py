@@ -166,7 +166,7 @@ def test_an_encoder_in_another_format(name: str, kind: str):
         assert (found - right).norm() <= FAR[kind] * right.norm()
 
 
-@pytest.mark.ci
+@thin(3, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["float32", "auto", *KINDS])
 @pytest.mark.parametrize("name", ["text-to-text", "text-to-text-apart", "pre-norm"])
 def test_an_encoder_decoder_in_another_format(name: str, kind: str):

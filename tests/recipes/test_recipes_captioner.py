@@ -115,7 +115,7 @@ def test_a_resumed_run_equals_an_unbroken_one(train_captioner, data):
     assert_same_states(data / "whole", data / "part", 8)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_image_tower_of_a_shipped_model_is_shared_until_it_is_trained(train_captioner, load_recipe, data):
     own = dict.fromkeys(("layers", "width", "heads", "context", "sentences"))
     for run, freeze in (("frozen", "image"), ("trained", None)):

@@ -29,7 +29,7 @@ def test_the_study_of_cleaning_trains_on_each_kind_of_text(load_recipe, tmp_path
     assert "clean from the start" in capsys.readouterr().out
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_study_of_scaling_fits_a_law_to_each_kind(load_recipe, tmp_path, drawn):
     (tmp_path / "text.txt").write_text("the cat sat on the mat. a dog ran to the cat. " * 60)
     start(load_recipe("study_scaling").main, ["--data", str(tmp_path / "text.txt"), "--run", str(tmp_path / "run"),

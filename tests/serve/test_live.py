@@ -202,7 +202,8 @@ def append(ask, data: bytes) -> None:
     ask("input_audio_buffer.append", audio=base64.b64encode(data).decode())
 
 
-@thin(7, pytest.mark.ci)
+@thin(4, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize(
     ("settings", "key", "got"),
     [

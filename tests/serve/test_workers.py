@@ -103,7 +103,7 @@ def test_any_failure_of_a_load_ends_the_server(monkeypatch):
         assert not ServerProcess(config).served(bound)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_ctrl_c_at_the_start_leaves_no_traceback():
     with subprocess.Popen(WORKERS, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         process.stderr.readline()

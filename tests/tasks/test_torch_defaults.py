@@ -36,7 +36,7 @@ def plain() -> dict[str, Any]:
     return results()
 
 
-@pytest.fixture(params=spread(["float64", "float16", "meta"], 2, pytest.mark.slow, pytest.mark.ci))
+@pytest.fixture(params=spread(["float64", "float16", "meta"], 3, pytest.mark.slow, pytest.mark.ci))
 def changed(request: pytest.FixtureRequest, plain: dict[str, Any]) -> Iterator[None]:
     """Another default type, or device, once the results without it are there."""
     if request.param == "meta":

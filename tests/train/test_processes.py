@@ -21,7 +21,7 @@ from tests.helpers.processes import several_cases
 from tests.helpers.processes.programs import LIMIT, started
 from tests.helpers.processes.several import spawn
 from tests.helpers.processes.several_cases import ADAMW
-from tests.helpers.spread import spread
+from tests.helpers.spread import spread, thin
 
 EXACT = {"atol": 1e-6, "rtol": 1e-6}
 
@@ -127,7 +127,7 @@ def alone(tmp_path_factory):
     return functools.cache(lambda frozen: run(1, "chats", tmp_path_factory.mktemp("one") / "run", frozen, steps=4))
 
 
-@pytest.mark.ci
+@thin(3, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("frozen", "shard"), [(("image", "audio"), False), (("image", "audio"), True), (("audio",), False)]
 )

@@ -149,7 +149,8 @@ def pairs(folders):
     return functools.cache(lambda name: (kinds[name].from_pretrained(folders / name).eval(), load_path(folders / name)))
 
 
-@thin(5, pytest.mark.ci)
+@thin(3, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize(("options", "theirs"), SEARCHES)
 @pytest.mark.parametrize("name", ["blip", "git"])
 @torch.no_grad()

@@ -41,7 +41,8 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@thin(9, pytest.mark.ci)
+@thin(5, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize("name", ROWS)
 def test_row(name, place, models, untouched, capfd):
     row: Row = ROWS[name]

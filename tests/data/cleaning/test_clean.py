@@ -78,7 +78,7 @@ def test_the_lemon_page_keeps_its_article(capsys, tmp_path):
     assert (rules["12"]["first"], rules["12"]["rest"]) == (f"{page}:4", "Order yours today from our farm.")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_four_thousand_pages_agree_with_the_rules_written_out(capsys, tmp_path):
     pages, bad = written_out.made_pages(4_000), ["swearword", "bad words"]
     file, output, why = tmp_path / "pages.jsonl", tmp_path / "clean.jsonl.zst", tmp_path / "why.jsonl.gz"

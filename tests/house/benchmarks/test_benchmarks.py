@@ -51,7 +51,7 @@ def test_ratios_are_peer_over_ours_and_all_times_are_kept(tmp_path):
     assert row["candidates"]["ours"]["peak MB"] > 5
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_wrong_answer_is_not_timed(tmp_path):
     own, peer = sleeper("ours", 0.01, [1.0, 2.0], "multimodal"), sleeper("peer", 0.01, [1.0, 2.1])
     row, wrong = measure(tmp_path, own, peer)
@@ -62,7 +62,7 @@ def test_a_wrong_answer_is_not_timed(tmp_path):
     assert "shape (1,), the reference (2,)" in measure(tmp_path, own, other)[1][0]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_missing_peer_is_said_and_ours_may_not_fail(tmp_path):
     own = sleeper("ours", 0.01, [1.0], "multimodal")
     row, wrong = measure(tmp_path, own, Candidate("absent", "tests.house.benchmarks.fakes:absent", library="peer"),

@@ -47,7 +47,8 @@ WAYS = {
 }
 
 
-@thin(4, pytest.mark.ci)
+@thin(2, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_of_any_size_gives_what_each_image_gives_alone(captioner, images, way):
     write = CaptionWriter(*prepared(captioner, "float32", None, WAYS[way]))
@@ -94,7 +95,7 @@ def test_every_kind_of_captioner_is_decoded_batched_as_alone(captioner, images, 
         assert found[0].text.startswith(WAYS[way].get("prompt", ""))
 
 
-@pytest.mark.ci
+@thin(2, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_caption_says_of_itself(captioner, images, way):
     options = WAYS[way]

@@ -86,7 +86,8 @@ def run(model: nn.Module, name: str, rows: int) -> object:
 LIKE = {"vit-mean", "vit-registers", "vit-registers-mean", "vit-layer-scale", "clip-masked", "clip-sigmoid",
         "text-sinusoidal", "text-rotary", "text-alibi", "text-window", "text-shaw", "text-to-text-apart",
         "captioner-bert", "conformer-group", "conformer-rotary", "conformer-chunk", "conformer-batch",
-        "joint-ctc-alone", "text-linear", "any", "any-image", "any-conformer", "transducer"}  # fmt: skip
+        "joint-ctc-alone", "text-linear", "any", "any-image", "any-conformer", "any-crossing", "transducer", "canary",
+        "vit-map", "git"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [

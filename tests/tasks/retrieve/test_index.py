@@ -247,7 +247,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.ci
+@thin(3, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
 @pytest.mark.parametrize("name", ["vectors-1.npy", "images-1.jsonl", "lines-1-12.npy"])
 def test_damage_is_found(clip, photos, tmp_path, name, harm):

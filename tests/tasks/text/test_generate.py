@@ -110,7 +110,8 @@ def test_a_value_that_cannot_be_is_refused():
         generate("a", checkpoint)
 
 
-@thin(4, pytest.mark.ci)
+@thin(2, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize(("name", "ours", "theirs"), [
     ("Llama", *SEARCHES[0]),
     *((name, *both) for name in ("GPT-2", "Mistral", "Hugging Face T5", "Hugging Face BART") for both in SEARCHES),

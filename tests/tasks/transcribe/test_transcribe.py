@@ -64,7 +64,7 @@ def tiles(result, samples):
     return {skipped["reason"] for skipped in result["skipped"]}
 
 
-@pytest.mark.ci
+@thin(2, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize(("options", "reasons"), [
     ({}, {"silence"}), ({"clip_timestamps": "2,9.5,12,90"}, {"clip", "silence"}),

@@ -38,7 +38,8 @@ def reference(wave, attempts, seed=0, **options):
         del theirs.decode
 
 
-@thin(6, pytest.mark.ci)
+@thin(3, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @pytest.mark.parametrize(
     "options",
     [

@@ -252,7 +252,7 @@ QUICK = [*((*case, 4) for case in PLAIN + BOUNDED), *spread([(*case, 4) for case
 
 @pytest.mark.parametrize(
     ("template", "cause", "shift"),
-    [*QUICK, *spread([(*case, 0) for case in BOUNDED], 3, pytest.mark.slow, pytest.mark.ci)],
+    [*QUICK, *spread([(*case, 0) for case in BOUNDED], 6, pytest.mark.slow, pytest.mark.ci)],
 )
 def test_a_hostile_template_is_one_line(template, cause, shift, monkeypatch):
     monkeypatch.setattr(budget, "MOST_SECONDS", 200.0)  # slow or busy processors would meet it before the other bounds

@@ -41,8 +41,8 @@ def written(family: str, folder: Path, **options):
     return model
 
 
-@pytest.mark.ci
 @torch.no_grad()
+@thin(2, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("family", "options"),
     [

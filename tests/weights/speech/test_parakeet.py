@@ -169,7 +169,7 @@ RELEASED = {
 }
 
 
-@pytest.mark.ci
+@thin(2, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_configurations_fit(name):
     import transformers

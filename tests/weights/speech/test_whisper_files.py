@@ -142,7 +142,7 @@ def vocabulary_file(folder, name, tokens, control):
         (folder / "added_tokens.json").write_text(json.dumps(control))
 
 
-@pytest.mark.ci
+@thin(2, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocabulary.json", "vocabulary.txt"])
 def test_a_folder_with_other_tokens_than_the_released_ones_is_refused(name, tmp_path):
     tokens, control = text_tokens(51865), released_tokenizer(51865).control_ids

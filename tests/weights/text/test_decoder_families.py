@@ -67,7 +67,8 @@ def test_states_and_logits_equal_the_references_and_depend_on_every_tensor(name)
     assert [own for own in found if not own.endswith("key.bias")] == []  # which shifts a row's scores alike
 
 
-@thin(4, pytest.mark.ci)
+@thin(2, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @every_case
 @torch.no_grad()
 def test_padded_and_cached_logits_equal_the_reference(name):

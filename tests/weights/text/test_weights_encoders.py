@@ -112,7 +112,8 @@ def test_a_corrupted_tensor_fails_the_comparison(name):
         assert max(actual.values()) > TOLERANCE, corrupted
 
 
-@thin(4, pytest.mark.ci)
+@thin(2, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @every_case
 def test_repeated_tensors_may_be_missing_and_position_ids_present(name):
     tensors = case(name).tensors

@@ -153,7 +153,8 @@ def test_cached_decoding_of_prompts_padded_on_the_left_equals_the_reference(name
             assert difference <= TOLERANCE, output
 
 
-@thin(4, pytest.mark.ci)
+@thin(2, pytest.mark.ci)
+@thin(2, pytest.mark.slow)
 @every_decoder
 def test_greedy_and_beam_tokens_equal_generate(name):
     reference, model = case(name).reference, load(name)

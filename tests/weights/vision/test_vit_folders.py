@@ -111,7 +111,7 @@ def test_scores_of_a_classifier_of_several_labels_equal_the_pipelines(tmp_path, 
     assert (code, "problem_type 'regression' is not supported" in err, err.count("\n")) == (1, True, 1)
 
 
-@pytest.mark.ci
+@thin(3, pytest.mark.slow, pytest.mark.ci)
 @pytest.mark.parametrize("name", ["DINOv3", "BEiT", "DeiT"])
 def test_folders_embed_index_inspect_and_probe(name, capsys, tmp_path):
     from transformers import BeitImageProcessorPil
