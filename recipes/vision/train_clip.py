@@ -80,7 +80,7 @@ from multimodal.data.sources import ListColumns
 from multimodal.errors import UsageError, demand
 from multimodal.models.clip import CLIP
 from multimodal.models.vit import ViTConfig
-from multimodal.system.options import Limits, Natural, Positive, PositiveShare, Rate, Share
+from multimodal.system.options import Limits, Natural, NonNegativeFloat, Positive, PositiveShare, Rate, Share
 from multimodal.tasks.evaluate.zero_shot import accuracy, examples, read_named
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from multimodal.tokens.text.bytepair import BytePairTokenizer
@@ -121,6 +121,7 @@ class CLIPRun:
     hold_out: Rate = 0.0  # share of the classes that are not trained on
     named: Share = 0.0  # share of the draws for captioned images that say a class which two of their captions name
     unseen: tuple[Path, ...] = ()  # texts: words of theirs that no caption has are wrong captions of every image
+    anchor: NonNegativeFloat = 0.0  # weight of keeping --init's vectors of whole captions and unseen words
     freeze: tuple[str, ...] = ()  # parts to freeze, such as `image`
     columns: ListColumns = ListColumns()
     trust: Trust = Trust()
@@ -175,6 +176,8 @@ def whole_repeats(spec: str) -> tuple[str, int]:
 
 
 def main(s: CLIPRun) -> None:
+    if s.anchor and not s.init:
+        raise UsageError(f"--anchor {s.anchor}: without --init there are no vectors to keep")
     initial = start_checkpoint(s) if s.init else None
     side = max(initial.preprocessing.size) if initial else s.model.image
     paths, times = zip(*map(whole_repeats, s.data), strict=True)
@@ -214,8 +217,9 @@ def main(s: CLIPRun) -> None:
         return {f"{source}/{name}": value for source, own in figures.items() for name, value in own.items()}
 
     objective = Contrastive(
-        initial.model, captions.fits(), keep=lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0
-    )
+        initial.model, captions.fits(), lambda step: s.patches if step < s.loop.steps * (1 - s.whole) else 1.0,
+        s.anchor, len(captions.index),
+    )  # fmt: skip
     trained = Loop(s.loop, objective, loader, evaluate if watched else None, initial).fit()
     done = in_use(trained)
     shown = [line for labelled in watched for line in examples(done, labelled)]

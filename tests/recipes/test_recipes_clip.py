@@ -386,6 +386,7 @@ def test_help_and_errors_are_for_people(recipe, tmp_path, monkeypatch, capsys):
     code, _, line = run("--out", str(tmp_path / "o"), "--data", str(tmp_path), "--coarse", "1.2")
     problem = "--coarse must be a number in [0, 1] (got 1.2)"
     assert (code, line) == (2, f"train_clip.py: error: {problem} (see train_clip.py --help)\n")
+    assert "--anchor 1.0: without --init" in run("--out", str(tmp_path / "o"), "--data", "x", "--anchor", "1")[2]
 
 
 def test_shipped_model_sees_a_uniform():

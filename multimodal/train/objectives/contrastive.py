@@ -5,6 +5,7 @@ bias; then each micro-batch runs again with a graph and backpropagates its featu
 2021). open_clip's scheme, one loss for every micro-batch, makes the gradients of scale and bias k times too large.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ class Pairs(NamedTuple):
     concepts: Tensor | None = None  # [B]
     terms: Tensor | None = None  # [C]
     order: Tensor | None = None  # [B N]
+    anchors: Tensor | None = None  # [C D], by the objective: where texts shall stay; 0 where they are free
 
 
 class Contrastive(Objective):
@@ -37,14 +39,17 @@ class Contrastive(Objective):
     `fits` [concepts, terms]: True if a text of the term matches an image of the concept; by default, if their numbers
     are equal. A text drawn twice counts twice, and an image's target is spread over all matching texts, so the loss is
     a function of the pairs alone, whatever their micro-batch or process. `keep(step)`: share of the patches that the
-    model sees (FLIP, Li et al. 2023)."""
+    model sees (FLIP, Li et al. 2023). `anchor`: weight of 1 - cosine between the vectors of texts now and before
+    training, so that new texts are learned without forgetting these (Li and Hoiem 2016): texts without a match, and of
+    terms from `anchored` on."""
 
     def __init__(
         self, model: nn.Module, fits: Bool[Tensor, "concepts terms"] | None = None,
-        keep: Callable[[int], float] | None = None,
+        keep: Callable[[int], float] | None = None, anchor: float = 0.0, anchored: int = 0,
     ):  # fmt: skip
         super().__init__(model)
-        self.keep = keep
+        self.keep, self.anchor, self.anchored = keep, anchor, anchored
+        self.before = (copy.deepcopy(model).eval(),) if anchor else ()  # a tuple hides it from state and optimizer
         # Radford et al. 2021, section 2.5; SigLIP's checkpoints have a larger one, such as 117
         self.highest = max(math.log(100), model.logit_scale.item())
         self.register_buffer("table", fits, persistent=False)
@@ -68,11 +73,20 @@ class Contrastive(Objective):
         return {"loss": engine.total(loss.detach()), "scale": self.model.logit_scale.detach().exp()}
 
     def at_step(self, batch: Any, step: int) -> Any:
+        if isinstance(batch, Pairs) and self.before:
+            batch = batch._replace(anchors=self._anchors(batch))
         if not isinstance(batch, Pairs) or batch.order is None:
             return batch
         share = self.keep(step) if self.keep else 1.0
         seen = max(1, round(batch.order.shape[1] * share))
         return batch._replace(order=batch.order[:, :seen] if share < 1 else None)
+
+    @torch.no_grad()
+    def _anchors(self, batch: Pairs) -> Tensor:
+        """Vectors of the texts before training [C D], 0 for texts that may move."""
+        stays = (batch.terms < 0) | (batch.terms >= self.anchored)
+        before = self.before[0].to(batch.ids.device)
+        return wide(before.encode_text(batch.ids, batch.valid)) * stays[:, None]
 
     def _cached(self, engine: Engine, batches: list[Any]) -> Tensor:
         random, found = [], []
@@ -108,10 +122,16 @@ class Contrastive(Objective):
             first = sum(engine.processes.counts(len(images))[: engine.processes.rank])
             concepts = terms = torch.arange(first, first + len(images), device=images.device)
         fits = None if self.table is None else lambda concepts, terms: self.table[concepts[:, None], terms]
-        return contrastive_loss(
+        loss = contrastive_loss(
             images, texts, scale, bias, concepts=concepts, terms=terms, fits=fits, sigmoid=bias is not None,
             across=engine.processes.meeting(),
         )  # fmt: skip
+        if not self.anchor:
+            return loss
+        anchors = torch.cat([batch.anchors for batch in batches])
+        stays = anchors.any(-1)
+        moved = (1 - (texts * anchors).sum(-1)) * stays
+        return loss + self.anchor * moved.sum() / engine.total(stays.sum()).clamp(min=1)
 
     @torch.no_grad()
     def after_step(self) -> None:

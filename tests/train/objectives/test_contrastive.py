@@ -108,6 +108,34 @@ def test_accumulation_is_exact(kind, grouped):
             assert_close(found[name], expected, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_anchored_texts_are_drawn_back_to_where_they_were():
+    """The weight times the mean of 1 - cosine over texts without a match and of terms from `anchored` on, whatever the
+    micro-batches; no other text feels it."""
+    batch = pairs(8, grouped=True)._replace(terms=torch.tensor([0, 1, 2, -1, 0, 1, 2, -1]))
+    for weight in (0.0, 5.0):
+        objective = Contrastive(tiny("softmax"), anchor=weight, anchored=2)
+        before = objective.model.encode_text(batch.ids, batch.valid).detach()
+        torch.manual_seed(1)
+        for parameter in objective.model.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.01)
+        whole = gradient(objective, [batch])
+        for sizes in ([4, 4], [1, 5, 2]):
+            again = gradient(objective, cut(batch, sizes))
+            assert again[0] == pytest.approx(whole[0], abs=1e-9)
+            assert_close(again[1], whole[1], **EXACT)
+        if not weight:
+            free = whole
+    assert not any(name.startswith("before") for name in objective.state_dict())
+    now = objective.model.encode_text(batch.ids, batch.valid)
+    moved = 5 * (1 - F.cosine_similarity(now, before)[[2, 3, 6, 7]].mean())
+    objective.zero_grad()
+    moved.backward()
+    assert whole[0] - free[0] == pytest.approx(moved.item(), abs=1e-9)
+    for name, parameter in objective.model.named_parameters():
+        pull = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert_close(whole[1][name] - free[1][name], pull, **EXACT)
+
+
 def test_open_clips_accumulation_makes_the_scale_k_times_too_large():
     """As in open_clip's training: the loss of all features once a micro-batch, with its own ones in place."""
     objective, batch = Contrastive(tiny("sigmoid")), pairs(8)
