@@ -56,6 +56,7 @@ def reference(module: Attention, x, source=None, mask=None, turn=lambda x: x):
     return module.out(torch.cat(heads, -1))
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize("name", MASKS)
 def test_self_attention_equals_the_formula(kv_heads, name):

@@ -162,6 +162,7 @@ def test_text_of_a_batch_is_that_of_each_alone(causal):
         assert_close(out[row, :length], model(ids[row : row + 1, :length])[0], atol=1e-5, rtol=0)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_padded_on_the_left_is_that_of_each_alone(name):
     model, ids, start = made(f"text-{name}"), tokens(3, 9), torch.tensor([0, 4, 8])
@@ -219,6 +220,7 @@ def test_caption_of_a_batch_is_that_of_each_alone():
 # speech
 
 
+@thin(2, pytest.mark.ci)
 @pytest.mark.parametrize("junk", JUNK)
 @pytest.mark.parametrize("name", CONFORMERS)
 def test_conformer_of_a_batch_is_that_of_each_alone(name, junk):
@@ -314,6 +316,7 @@ def test_cached_decoding_equals_the_full_pass(name, steps):
     assert_close(part, full[rows, 5:], atol=1e-4, rtol=0)
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize("name", ALL)
 def test_every_weight_takes_part(name):
     model = made(name)

@@ -300,6 +300,7 @@ def test_images_are_classified_from_forms_and_json(client):
         assert own["scores"] == right["scores"]
 
 
+@pytest.mark.ci
 def test_heat_maps_are_drawn_of_the_best_labels(client):
     labels = ["a red square", "a blue sea", "a cat"]
     body = {"images": [data_url(png())], "labels": labels, "heatmaps": 2}

@@ -13,7 +13,6 @@ from multimodal.tokens.text.hub import pipeline as hub
 from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.hub.patterns import check_growth, check_pattern, no_panic
 from multimodal.tokens.text.hub.pipeline import HubTokenizer, naming_pipeline
-from tests.helpers.spread import thin
 
 GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -66,7 +65,7 @@ def test_patterns_that_explode_are_refused_by_name(tmp_path, capfd, pattern, pla
     assert capfd.readouterr().err == ""
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("pattern", ["[a-z]*[a-y]*[a-x]*(?=!)", "[a-z]*[a-z]*[a-z]*!"])
 def test_patterns_of_cubic_time_are_refused(pattern):
     with pytest.raises(CheckpointError, match="regular expressions take"):

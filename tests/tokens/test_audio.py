@@ -39,6 +39,7 @@ def correlation(a: torch.Tensor, b: np.ndarray) -> float:
     return float(np.corrcoef(a[:size].numpy(), b[:size])[0, 1])
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("form", "codec", "rate"), [("flac", "flac", 44100), *LOSSY])
 def test_containers_keep_length_and_place(form, codec, rate):
     sound = read_audio(encode(chirp(rate), rate, form, codec))
@@ -106,6 +107,7 @@ def test_a_name_that_looks_like_an_address(tmp_path, monkeypatch):
     assert len(read_audio("12:30 call.wav")) == 48000
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("gains", [(1, 1), (1, -1), (1, 0), (0, -1), (1, -0.7), (1,) * 8, (1, -1) * 4, (0,) * 7 + (1,)])
 def test_every_channel_counts(gains):
     sound = read_audio(wav(np.outer(gains, chirp(16000))))
@@ -260,6 +262,7 @@ def test_a_wav_from_a_pipe_is_no_early_end(size):
     assert len(read_audio(file[:40] + struct.pack("<I", size) + file[44:])) == 48000
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("form", "codec", "rate"), CUT)
 def test_a_tag_behind_the_end_is_no_damage(form, codec, rate):
     with warnings.catch_warnings():

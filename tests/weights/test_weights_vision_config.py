@@ -29,6 +29,7 @@ from multimodal.weights.vision.image_processor import preprocessing
 from multimodal.weights.vision.open_clip import open_clip_architecture, open_clip_preprocessing
 from tests.helpers.counting import undrawn
 from tests.helpers.references.vision import case
+from tests.helpers.spread import thin
 
 CLIP_PIXELS = Preprocessing((24, 16), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
 
@@ -311,6 +312,7 @@ NAMES = ["n1", "n2", "n3"]
 DESCRIBED = {"n1": "cat", "n2": "dog", "n3": "cat"}
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("stated", "labels"),
     [

@@ -173,6 +173,7 @@ def test_flags_that_contradict_are_one_line_and_exit_2(capsys, flags, named):
     assert named in err
 
 
+@pytest.mark.ci
 def test_every_output_comes_a_image_at_a_time(capsys, models, folder):
     common = ["classify", folder, *LABELS, "-m", models / "clip", "--top", 1]
     printed = {style: run(capsys, *common, "--format", style)[1] for style in ("jsonl", "json", "csv", "table")}

@@ -16,6 +16,7 @@ from multimodal.tasks.encode.images import ahead, batches, name_of, pixels_of
 from multimodal.tokens.image import arrays
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
 from tests.helpers.processes.programs import LIMIT
+from tests.helpers.spread import thin
 
 SMALL = Preprocessing((16, 24), "shortest", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 0.9)
 
@@ -42,6 +43,7 @@ def all_threads_end() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("workers", [1, 3, None])
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 11, 32])
 def test_pixels_are_those_of_each_alone_in_order(files, batch_size, workers):

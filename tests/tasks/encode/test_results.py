@@ -12,7 +12,6 @@ import pytest
 from multimodal.errors import UsageError
 from multimodal.tasks.encode.results import Results
 from tests.helpers.folders import files_of_at_most
-from tests.helpers.spread import thin
 
 COLUMNS = ["file", "label", "score"]
 NAMES = ["a.jpg", 'odd, "name"\nof two lines.jpg', "b\r.jpg", "caf\udce9.jpg", "é.jpg"]
@@ -46,7 +45,7 @@ def test_names_of_every_kind_come_back_and_are_skipped(tmp_path, style):
         assert [json.loads(line)["file"] for line in path.read_bytes().splitlines()] == NAMES
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("style", ["csv", "jsonl"])
 def test_a_kill_at_any_byte_leaves_a_file_that_ends_as_an_unbroken_one(tmp_path, style):
     """The settings mark the file as not closed, as after kill -9."""
@@ -160,7 +159,7 @@ def test_a_full_disk_leaves_whole_images_and_says_how_many(tmp_path):
         assert len(results.done) == 10
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("style", ["csv", "jsonl"])
 def test_thousands_of_images_are_quick(tmp_path, style):
     names = [f"folder/image {i}.jpg" for i in range(5000)]

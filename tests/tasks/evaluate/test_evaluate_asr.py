@@ -187,6 +187,7 @@ def test_broken_lines_and_recordings_are_named_by_their_line_and_the_others_eval
     assert "asr-conformer-en" in text
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*the text was cut")
 def test_a_report_of_a_model_without_times_of_words(capsys, tmp_path):
     (tmp_path / "a.wav").write_bytes(wav(1.0))
@@ -197,6 +198,7 @@ def test_a_report_of_a_model_without_times_of_words(capsys, tmp_path):
     assert "<audio" in (tmp_path / "a.html").read_text()
 
 
+@pytest.mark.ci
 def test_json_and_the_flags_of_transcription(capsys, tmp_path, manifest):
     flags = ["--format", "json", "--limit", 1, "--beam_size", 1, "--compute_type", "float32", "--vad_filter"]
     code, out, err = run(capsys, "evaluate", "asr", manifest, *flags, "-q", "--report", tmp_path / "a.html")

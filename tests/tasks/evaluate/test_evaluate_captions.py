@@ -27,6 +27,7 @@ from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Prepr
 from multimodal.tokens.text.bytepair import BytePairTokenizer
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.data.sets import lines, tar
+from tests.helpers.spread import thin
 from tests.helpers.tiny import HEADS, WIDTH, randomized, teach
 
 RECORD = Preprocessing((16, 16), "squash", "bicubic", OPENAI_MEAN, OPENAI_STD, 0, 1.0)
@@ -233,6 +234,7 @@ def test_command_gives_figures_each_caption_and_a_report(captioner, clip, data, 
     assert "<b>a red" not in (tmp_path / "r.html").read_text()
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("flags", "code", "cause"),
     [

@@ -26,6 +26,7 @@ def test_retrieval_gives_both_ways_and_the_hardest_queries(capsys, models, capti
     assert "image to text" in out
 
 
+@pytest.mark.ci
 def test_retrieval_takes_a_line_for_each_text_as_one_image(capsys, models, captions):
     rows = [json.loads(line) for line in captions.read_text().splitlines()]
     singly = [{"file_name": row["file_name"], "text": text} for row in rows for text in row["captions"]]

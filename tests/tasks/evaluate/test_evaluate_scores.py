@@ -156,6 +156,7 @@ def test_ties_in_retrieval_are_no_hits():
     assert nothing.tolist() == [2, 2]
 
 
+@pytest.mark.ci
 def test_a_probe_tells_apart_what_is_linear():
     train, test = blobs(5, 30), blobs(5, 12, seed=1)
     probe = linear_probe(train, test, NAMES[:5])

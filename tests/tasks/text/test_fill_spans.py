@@ -52,7 +52,7 @@ def generated(folder, text: str, **options) -> list[int]:
     return made[0].tolist()
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("beams", [1, 3])
 def test_bart_writes_the_whole_text_as_generate_does(folders, beams):
     from transformers import AutoTokenizer

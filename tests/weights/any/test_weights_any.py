@@ -29,7 +29,7 @@ from tests.helpers.references.any_to_text import (
     file_names,
     idefics_case,
 )
-from tests.helpers.spread import spread, thin
+from tests.helpers.spread import firsts, spread, thin
 
 TOLERANCE = 1e-5
 HALF = (0.5, 0.5, 0.5)
@@ -99,6 +99,7 @@ def differences(name: str, model: AnyToText) -> dict[str, float]:
     return {stage: (actual[stage] - theirs).abs().max().item() for stage, theirs in expected(name).items()}
 
 
+@firsts(pytest.mark.ci)
 @every_case
 def test_stages_equal_the_reference(name):
     actual = differences(name, load(name))

@@ -216,7 +216,7 @@ def test_tokens_keep_their_roles_and_pairs_their_segments(name, model, told, tmp
     assert made("The cat", "a dog").get("token_type_ids") == segments
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("own", [{"max_length": 33, "num_beams": 3}, {"max_new_tokens": 9, "length_penalty": 2.0}])
 def test_the_search_of_a_card_is_that_of_the_folder(own, tmp_path):
     from transformers import GenerationConfig

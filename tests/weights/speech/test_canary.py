@@ -178,7 +178,7 @@ def test_partials_are_in_the_language_asked_for(tmp_path):
     assert len(finals) == 3
 
 
-@thin(2, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("beams", [1, 3])
 def test_log_probabilities_of_tokens_sum_up_to_the_texts(beams, tmp_path):
     with pytest.warns(UserWarning, match="the text was cut"):  # so that no end adds its own

@@ -51,6 +51,7 @@ def test_samples_states_and_logits_are_those_of_transformers(name):
             assert theirs.logits.argmax(-1).tolist() == [[order[i] for i in ours.ctc_logits(alone).argmax(-1)[0]]]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", WAV2VEC2)
 def test_short_audio_is_padded_to_one_state(name):
     config = loaded(name)[1].config
@@ -64,6 +65,7 @@ def test_short_audio_is_padded_to_one_state(name):
         assert (row - model.encode(padded, torch.tensor([encoder.least]))[0][0]).abs().max() <= 1e-5
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("name", WAV2VEC2)
 def test_one_corrupted_tensor_breaks_parity(name):
     tensor = next(

@@ -65,6 +65,7 @@ def test_ggml_file_holds_the_numbers_of_its_blocks(state, tmp_path, kind):
     assert all(torch.equal(tensor, back[name]) for name, tensor in loaded(tmp_path / "made").items())
 
 
+@pytest.mark.ci
 def test_the_real_converter_writes_what_is_read(tmp_path):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     from ctranslate2.converters.transformers import WhisperLoader

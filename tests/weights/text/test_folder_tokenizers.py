@@ -121,6 +121,7 @@ def encoder(folder: Path, config: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("where", [DECODER, TABLE])
 @pytest.mark.parametrize("made", [
     lambda root: words_folder(root, "bert", tokenizer_class="BertTokenizer"),
@@ -212,6 +213,7 @@ ALBERT_IDS = (("pad_id", 0), ("unk_id", 1), ("bos_id", -1), ("eos_id", -1))
 SPECIAL = ("[CLS]", "[SEP]", "[MASK]")
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("kind", "own", "ids", "more", "around", "record"), [
     ("xlm-roberta", "XLMRobertaTokenizer", FAIRSEQ_IDS, 2, (0, 2, 1, 3), {}),
     ("camembert", "CamembertTokenizer", FAIRSEQ_IDS, 5, (5, 6, 1, 3), {}),

@@ -312,6 +312,7 @@ def test_a_tied_head_is_written_where_llama_cpp_ties_none(tmp_path):
         assert ("output.weight" in read_gguf(tmp_path / "phi-3.gguf")[0]) is (arch == "olmo2")
 
 
+@thin(4, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -42,6 +42,7 @@ def sentence_folder(bert: Path, folder: Path, pooling: dict, modules: list[str])
     return folder
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("record", "pooling"),
     [
@@ -122,6 +123,7 @@ def test_modules_that_are_missing_or_no_list_are_refused(bert, tmp_path):
         load(folder)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(
     ("name", "length", "own", "expected"),
     [
@@ -204,6 +206,7 @@ def mean_of(folder: Path, model: torch.nn.Module, text: str, length: int | None 
         return model(torch.tensor([ids])).last_hidden_state[0].mean(0)
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["GPT2Model", "LlamaModel", "MistralModel", "Qwen2Model", "Qwen2ForCausalLM"])
 def test_folders_of_decoders_say_how_vectors_are_made(tmp_path, kind):
     """As those of E5, GTE and KaLM do, with and without a head."""

@@ -117,6 +117,7 @@ def test_padding_on_the_right_equals_the_reference(name):
     assert difference <= TOLERANCE
 
 
+@thin(3, pytest.mark.ci)
 @with_head
 @torch.no_grad()
 def test_padding_on_the_left_equals_the_reference(name):

@@ -69,7 +69,7 @@ def test_values_of_the_preprocessing_are_timms(changed, tmp_path):
     check(tmp_path)
 
 
-@thin(3, pytest.mark.ci)
+@pytest.mark.ci
 @pytest.mark.parametrize("architecture", ["test_vit", "test_vit.r160_in1k", VIT])
 def test_older_files_state_the_preprocessing_beside_the_architecture(architecture, tmp_path):
     args = {"img_size": 96} if architecture == VIT else {}

@@ -57,6 +57,7 @@ STATED = [
 ]
 
 
+@thin(3, pytest.mark.ci)
 @pytest.mark.parametrize(("name", "record"), STATED)
 def test_what_a_record_leaves_out_is_as_in_the_class_that_it_names(name, record, tmp_path):
     from transformers import AutoImageProcessor
@@ -88,6 +89,7 @@ def test_another_size_is_for_models_whose_reference_takes_it(name, takes, tmp_pa
         load(tmp_path)
 
 
+@pytest.mark.ci
 def test_scores_of_a_classifier_of_several_labels_equal_the_pipelines(tmp_path, capsys):
     import transformers
 
