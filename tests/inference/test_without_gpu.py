@@ -1,5 +1,5 @@
 """Training, inference and decoding on a pretended GPU: no mixed devices, no waits of the host but those listed, and
-nothing in a captured step that a CUDA graph forbids. The default run takes one of each kind, `-m slow` all."""
+nothing in a captured step that a CUDA graph forbids. `-m ci` takes one of most kinds, `-m slow` all."""
 
 import json
 import os
