@@ -14,7 +14,7 @@ from multimodal.system.files import open_media
 from multimodal.tokens.audio.container import starts_without_index
 
 # Suffixes of containers that hold video.
-VIDEO = "mp4 m4v mov webm mkv 3gp avi mpg mpeg"
+VIDEO = "mp4 m4v mov f4v webm mkv 3gp 3g2 avi wmv asf flv ogv mpg mpeg vob m2ts"
 # Allowed demuxers. Not playlists and scripts (hls, concat, dash, sdp), which name other files and addresses.
 FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
 # Not a protocol: FFmpeg reads from our file object and can open nothing by itself.

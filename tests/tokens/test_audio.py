@@ -280,11 +280,11 @@ def test_mp3_without_a_count_promises_nothing():
 
 
 def test_find_audio(tmp_path):
-    for name in ("b.wav", "a.FLAC", "deep/c.mp3", "notes.txt"):
+    for name in ("b.wav", "a.FLAC", "deep/c.mp3", "notes.txt", "d.weba", "e.wmv", "f.ts", "g.mp2", "h.flv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     names = [path.name for path in find_audio([tmp_path])]
-    assert names == ["a.FLAC", "b.wav", "c.mp3"]
+    assert names == ["a.FLAC", "b.wav", "d.weba", "c.mp3", "e.wmv", "f.ts", "g.mp2", "h.flv"]
     assert [path.name for path in find_audio([str(tmp_path / "*.wav"), tmp_path / "b.wav"])] == ["b.wav"]
     assert find_audio([tmp_path / "missing.wav"]) == [tmp_path / "missing.wav"]
     for nothing in ([tmp_path / "*.ogg"], []):

@@ -33,8 +33,10 @@ from multimodal.tokens.audio.wav import plain_wav
 from multimodal.tokens.demux import VIDEO
 
 SAMPLE_RATE = 16000
-AUDIO = "wav w64 flac mp3 ogg oga opus m4a m4b aac mka aif aiff aifc caf au amr wma"
-SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO}".split()}
+AUDIO = "wav w64 flac mp3 mp2 mpa ogg oga opus m4a m4b aac mka weba aif aiff aifc caf au snd amr awb wma ac3 eac3 ec3"
+AUDIO += " wv ape tta dsf"
+STREAMS = "ts mts m2t"  # not among the videos of a folder: TypeScript has these endings, too
+SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO} {STREAMS}".split()}
 # Frames have 10-100 ms; mixing and resampling take about this much at once.
 GATHER_SECONDS = 1.0
 GATHER_MOST = 1 << 24  # samples of all channels
