@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ def pcm(dtype: str) -> np.ndarray:
     return (STEREO * np.float32(np.iinfo(dtype).max)).round().astype(dtype)
 
 
+# as torchcodec's AudioSamples
+DECODED = SimpleNamespace(data=torch.from_numpy(STEREO), sample_rate=44100)
 FORMS = {
     "array": lambda: (STEREO, 44100),
     "array [T C]": lambda: (STEREO.T, 44100),
@@ -34,6 +37,7 @@ FORMS = {
     "other pair": lambda: ((torch.from_numpy(STEREO), 44100), None),
     "pair with a float": lambda: ((STEREO, 44100.0), None),
     "datasets": lambda: ({"path": "a.wav", "array": STEREO, "sampling_rate": 44100}, None),
+    "decoder of datasets 4": lambda: (SimpleNamespace(get_all_samples=lambda: DECODED), None),
     "undecoded": lambda: ({"path": None, "bytes": FILE}, None),
     "file": lambda: (io.BytesIO(FILE), None),
     "bytearray": lambda: (bytearray(FILE), None),

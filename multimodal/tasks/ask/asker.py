@@ -196,16 +196,16 @@ def _settings(values: Mapping[str, Any]) -> tuple[GenerateOptions, VideoOptions]
 
 
 def kind_of_input(source: Any) -> Kind:
-    """Kind of an input: a file by its suffix, others by their first bytes, audio as (rate, array) or {"array",
-    "sampling_rate"}, other arrays as images, {"bytes", "path"} as what it holds. A container without video is
-    audio."""
+    """Kind of an input: a file by its suffix, others by their first bytes, audio as (rate, array), {"array",
+    "sampling_rate"} or a decoder of it, other arrays as images, {"bytes", "path"} as what it holds. A container without
+    video is audio."""
     if isinstance(source, MessagePart):
         return source.kind
     if isinstance(source, Mapping) and source.get("array") is None:
         source = next((source[name] for name in ("bytes", "path") if source.get(name) is not None), source)
     if isinstance(source, str | Path) and os.path.splitext(str(source))[1].lower() in SOUND:
         return "audio"
-    if isinstance(source, Mapping | tuple):
+    if isinstance(source, Mapping | tuple) or hasattr(source, "get_all_samples"):
         return "audio"
     if isinstance(source, np.ndarray | Tensor) and source.ndim == 1:
         raise UsageError("sound in an array needs its rate: (rate, array)", argument="inputs")

@@ -7,7 +7,7 @@ is refused.
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -24,7 +24,16 @@ MOST_CHANNELS = 16  # of an array; a longer axis is time
 LOUDEST = 16.0  # of full scale; integers converted to floats without scaling are far above
 TYPES = ("int16", "int32", "float16", "float32", "float64")
 _Samples = np.ndarray | Tensor
-AudioInput = str | Path | bytes | IO[bytes] | _Samples | Mapping[str, Any] | tuple[int, _Samples] | tuple[_Samples, int]
+
+
+class Decoder(Protocol):
+    """torchcodec's AudioDecoder."""
+
+    def get_all_samples(self) -> Any: ...
+
+
+_Pair = tuple[int, _Samples] | tuple[_Samples, int]
+AudioInput = str | Path | bytes | IO[bytes] | _Samples | Mapping[str, Any] | _Pair | Decoder
 
 
 class Samples(NamedTuple):
@@ -70,7 +79,8 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
 
     `source`: a path, bytes or a binary file object; an array or tensor [T], [C T] or [T C] of int16, int32 or floats in
     [-1, 1], at `sampling_rate` Hz (default: 16,000); (rate, array), as SciPy and Gradio give, or (array, rate), as
-    soundfile and librosa do; or {"array", "sampling_rate"} or {"bytes", "path"}, as Hugging Face's datasets give.
+    soundfile and librosa do; or, as Hugging Face's datasets give, {"array", "sampling_rate"}, {"bytes", "path"} or
+    torchcodec's AudioDecoder.
 
     Raises AudioError, and UsageError for a rate where there can be none."""
     if isinstance(source, Samples):
@@ -79,6 +89,9 @@ def as_audio(source: Any, sampling_rate: int | None = None) -> str | Path | byte
         source, sampling_rate = _of_mapping(source, sampling_rate)
     elif isinstance(source, tuple):
         source, sampling_rate = _of_tuple(source, sampling_rate)
+    elif callable(decode := getattr(source, "get_all_samples", None)):
+        decoded = decode()
+        source, sampling_rate = decoded.data, _same_rate(decoded.sample_rate, sampling_rate)
     if isinstance(source, bytearray | memoryview):
         source = bytes(source)
     if isinstance(source, np.ndarray | Tensor):
