@@ -29,6 +29,8 @@ def check_kind(checkpoint: Checkpoint, to: str) -> None:
     kind, model = checkpoint.kind, checkpoint.model
     if isinstance(model, TextTransformer):
         kind = "decoder" if model.config.causal else "encoder"
+    if kind == "decoder" and checkpoint.card.get("objective") == "prefix":
+        raise UsageError(f"model {checkpoint.source}: {NAMES[to]} does not support prefix language models")
     if kind in HELD[to]:
         return
     others = [other for other, held in HELD.items() if kind in held]

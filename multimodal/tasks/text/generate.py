@@ -144,6 +144,7 @@ class TextWriter:
         self.penalties: processors.Penalties | None = None
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
         self.seeds: Sequence[int] = ()  # of each prompt of a call; (): the options' for all
+        self.prefix = self.encoder is None and checkpoint.card.get("objective") == "prefix"
         self.ends = end_ids(checkpoint)
         # context of the prompt: an encoder-decoder's answer has its own
         config = self.decoder.config if self.encoder is None else self.encoder.config.encoder
@@ -219,8 +220,17 @@ class TextWriter:
             source = self.encoder.encode(rows, valid)
             ids, start = torch.full((len(prompts), 1), self.encoder.config.start_id, device=device), None
         if most is None:
-            return partial(self._plain, source, valid), self.decoder.new_cache(start), ids
-        return *fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1), ids
+            step, cache = partial(self._plain, source, valid), self.decoder.new_cache(start)
+        else:
+            step, cache = fast_step(self.decoder, source, start, ids.shape[1] + most, valid, last=1)
+        return partial(self._prefixed, step) if self.prefix else step, cache, ids
+
+    def _prefixed(self, step: Step, ids: Int[Tensor, "B T"], cache: Cache) -> Float[Tensor, "B N V"]:
+        """A step of a prefix language model, whose prompt is seen by all of it."""
+        if cache.length:
+            return step(ids, cache)
+        seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
+        return self.decoder.logits(self.decoder.states(ids, cache=cache, mask=seen)[:, -1:])
 
     @inference_mode()
     def logits(self, prompt: Any, ids: Sequence[int]) -> Float[Tensor, "N V"]:

@@ -4,8 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 
 import pytest
+import torch
 
 from multimodal.errors import UsageError
+from multimodal.export.refusals import HELD, check_kind
 from multimodal.tasks.text.generate import Generator
 from tests.helpers.byte_models import byte_model
 
@@ -45,3 +47,23 @@ def test_a_prompt_that_fails_is_its_error_and_the_callers_own_comes_last():
     for stop in (None, 5, [""]):
         with pytest.raises(UsageError, match="stop must be strings"):
             Generator(byte_model(), stop=stop)
+
+
+def test_a_prefix_model_sees_all_of_its_prompt_and_is_not_exported_as_a_causal_one():
+    model, prompts = byte_model(), ["abc", "hello you"]
+    model.card["objective"] = "prefix"
+    one = Generator(model, max_new_tokens=4, min_tokens=4)
+    for prompt, (found, *_) in zip(prompts, one.many(prompts), strict=True):
+        ids = one.writer.ids(prompt)
+        count = len(ids)
+        for token in found.ids:
+            mask = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+            mask[:, :count] = True
+            logits = model.model.logits(model.model.states(torch.tensor([ids]), mask=mask))[0, -1].detach()
+            torch.testing.assert_close(one.writer.logits(ids[:count], [*ids[count:], token])[-1], logits)
+            logits[one.writer.ends] = -torch.inf
+            assert int(logits.argmax()) == token
+            ids = [*ids, token]
+    for to in HELD:
+        with pytest.raises(UsageError, match="does not support prefix language models"):
+            check_kind(model, to)
