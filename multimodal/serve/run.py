@@ -23,10 +23,11 @@ from multimodal.serve.models import Models
 from multimodal.serve.options import ServeOptions
 from multimodal.serve.protocol import HttpProtocol
 from multimodal.serve.uploads import UploadFolder, sweep
-from multimodal.system.signals import handled
+from multimodal.system.signals import ENDS, handled
 
 log = logging.getLogger(__name__)
 REFUSING = 0.5  # seconds in which new requests get 503 even if none runs
+OF_TERMINAL = {signal.SIGINT, signal.SIGHUP}
 LAST = 600.0  # seconds that running requests may take after SIGTERM
 AGAIN = 1.0  # seconds before a worker is started again
 UNUSABLE = 3  # exit code of a worker that cannot start: models or options cannot be used
@@ -112,7 +113,7 @@ def serve(options: ServeOptions, ready: Any = None) -> int:
         if options.workers > 1:
             return Supervisor(options, bound).run()
         server = ServerProcess(config)
-        with handled((signal.SIGINT, signal.SIGTERM), server.handle_exit):  # in place of the command's own
+        with handled(ENDS, server.handle_exit):  # in place of the command's own
             return 0 if server.served(bound) else 1
 
 
@@ -131,7 +132,7 @@ class Supervisor:
         shared = UploadFolder()
         os.environ[SHARED] = str(shared.path)
         resource_tracker.ensure_running()  # it unblocks the signal that `_start` blocks
-        with handled((signal.SIGINT, signal.SIGTERM), self._end):
+        with handled(ENDS, self._end):
             self._start(self.options.workers)
             first, unusable = [*self.workers], False
             while not self.ending:
@@ -161,15 +162,15 @@ class Supervisor:
         self._start(len(dead))
 
     def _start(self, count: int) -> None:
-        """Start workers until a signal. Ctrl-C, which a terminal sends to them, too, is left to the supervisor."""
+        """Start workers until a signal. Those that a terminal sends to them, too, are left to the supervisor."""
         for _ in range(count):
             if self.ending:
                 return
             made = get_context("spawn").Process(target=_work, args=(self.options, self.bound, self.ready))
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process keeps it
+            signal.pthread_sigmask(signal.SIG_BLOCK, OF_TERMINAL)  # the process keeps it
             made.start()
             self.workers.append(made)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_TERMINAL)
             if self.ending:  # perhaps since before it was one of the workers
                 made.terminate()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 GRACE = 1.0  # seconds that a write may still take
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 Last = Callable[[], str | None]
 
 _last: list[Last] = []
@@ -19,10 +20,11 @@ _writing = threading.RLock()
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None], wake: int = -1) -> Iterator[None]:
     """Route these signals to `handler`, which may only set a flag, and their bytes to the descriptor `wake`. Does
-    nothing outside the main thread."""
+    nothing outside the main thread, nor for SIGHUP where it is ignored, as under nohup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    numbers = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in numbers}
     outer = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
@@ -34,7 +36,7 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], N
 
 
 @contextlib.contextmanager
-def ending(numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM), otherwise: Last = lambda: None) -> Iterator[None]:
+def ending(numbers: Iterable[int] = ENDS, otherwise: Last = lambda: None) -> Iterator[None]:
     """End the process with 128 + number on one of these signals, from a thread, so that nothing in the main thread can
     delay it. `unbroken` writes finish first. `otherwise`: gives the line to print where no `at_stop` prints one."""
     # a shell ignores SIGINT for jobs started with &
@@ -108,4 +110,4 @@ def _say(last: Last) -> bool:
     return False
 
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (*ENDS, signal.SIGUSR1)

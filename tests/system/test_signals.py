@@ -50,6 +50,7 @@ def write_for_ever():
         print("ready", flush=True)
         time.sleep(3600)
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda: "last"), at_stop(lambda: None):
     with contextlib.suppress(BaseException):
         globals()[sys.argv[1]]()
@@ -61,7 +62,7 @@ with ending(), at_stop(lambda: "first"), at_stop(lambda: 1 / 0), at_stop(lambda:
     ("what", "number", "out"),
     [
         ("lock", signal.SIGINT, ""), ("queue", signal.SIGTERM, ""), ("compute", signal.SIGINT, ""),
-        ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "half\nwhole\n"),
+        ("sleep", signal.SIGHUP, ""), ("sleep", signal.SIGTERM, ""), ("write", signal.SIGINT, "half\nwhole\n"),
         pytest.param("write_for_ever", signal.SIGINT, "", marks=pytest.mark.ci),
     ],
 )  # fmt: skip
@@ -77,13 +78,16 @@ def test_a_signal_ends_the_process_without_an_exception(what, number, out):
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
-    """As a shell has it for what it starts with &."""
+    """SIGINT as a shell has it for what it starts with &, SIGHUP as nohup has it, in training, too."""
     program = """
 import os, signal
-from multimodal.system.signals import ending
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+from multimodal.system.signals import ending, handled
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 with ending():
     os.kill(os.getpid(), signal.SIGINT)
+    with handled([signal.SIGHUP], lambda number, frame: os._exit(1)):
+        os.kill(os.getpid(), signal.SIGHUP)
 """
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=LIMIT).returncode == 0
 

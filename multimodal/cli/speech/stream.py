@@ -4,7 +4,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from multimodal.cli.console import console
 from multimodal.cli.output import printable
 from multimodal.errors import UsageError
 from multimodal.system.options import number
-from multimodal.system.signals import handled
+from multimodal.system.signals import ENDS, handled
 from multimodal.tasks.transcribe.writers import clock
 from multimodal.weights.folder import Checkpoint
 
@@ -86,7 +85,7 @@ def _until_interrupted() -> Iterator[tuple[Callable[[int], bytes], list[int]]]:
                 return os.read(number, size)  # a thread that waits in a buffered read at exit aborts Python
         return b""
 
-    with handled((signal.SIGINT, signal.SIGTERM), stop):
+    with handled(ENDS, stop):
         yield read, interrupted
 
 
