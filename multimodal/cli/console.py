@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from multimodal.cli.output import printable
+from multimodal.system.files import say
 
 BEGAN = time.monotonic()
 WIDTH = 79
@@ -28,22 +29,23 @@ class Console:
     def step(self, text: str) -> None:
         """Show what is being done, until anything else is written."""
         if self.verbose:
-            print(f"multimodal: {time.monotonic() - BEGAN:.1f} s: {printable(text)}", file=sys.stderr, flush=True)
+            say(f"multimodal: {time.monotonic() - BEGAN:.1f} s: {printable(text)}")
         elif self.terminal():
-            print(f"\r\x1b[K{printable(text)[:WIDTH]}", end="", file=sys.stderr, flush=True)
+            say(f"\r\x1b[K{printable(text)[:WIDTH]}", end="")
             self.pending = True
 
     def note(self, text: str) -> None:
         """A line, unless `quiet`."""
         if not self.quiet:
-            print(f"multimodal: {printable(text)}", file=sys.stderr, flush=True)
+            say(f"multimodal: {printable(text)}")
 
     def clear(self) -> None:
         """End the present line."""
         if self.pending:
             self.pending = False
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
+            with suppress(OSError):  # as `say` does
+                self.stream.write("\r\x1b[K")
+                self.stream.flush()
 
     @contextmanager
     def shown(self, quiet: bool, verbose: bool) -> Iterator[None]:
@@ -90,7 +92,7 @@ class Progress:
         faults = f", {broken} broken" if broken is not None else ""
         rate = done / max(now - self.began, 1e-6)
         speed = f", {rate:.3g}/s, {clock((items - done) / rate)} left" if 0 < done < items else ""
-        print(f"\r{self.name}: {done} of {items}{faults}{speed}\x1b[K", end="", file=sys.stderr, flush=True)
+        say(f"\r{self.name}: {done} of {items}{faults}{speed}\x1b[K", end="")
         self.shown, console.pending = now, True
 
 

@@ -18,6 +18,7 @@ from multimodal.cli.output import fail, in_flags, printable, written_to
 from multimodal.cli.parser import Help, Parser, add_commands
 from multimodal.errors import MultimodalError
 from multimodal.system.config import SHIPPED, required_model
+from multimodal.system.files import say
 from multimodal.system.signals import ending
 
 # of each command, its module and its help line
@@ -59,7 +60,7 @@ EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit with 0 on success, 1 if a file or value cannot be used, 2 for wrong flags, 130 after Ctrl-C, 143 after
-    SIGTERM. With `arguments`, the caller's signal handlers stay."""
+    SIGTERM, 129 if the terminal closes. With `arguments`, the caller's signal handlers stay."""
     own = arguments is None
     if own:
         gc.set_threshold(10_000)  # every 700 objects cost 0.1 s of importing torch
@@ -164,7 +165,7 @@ def _choose_model(command: Parser, options: Namespace) -> None:
 
 
 def _one_line(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    print(f"multimodal: warning: {printable(' '.join(in_flags(message).split()))}", file=sys.stderr)
+    say(f"multimodal: warning: {printable(' '.join(in_flags(message).split()))}")
 
 
 def parser() -> Parser:

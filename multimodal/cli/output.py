@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from multimodal.system.files import printable
+from multimodal.system.files import printable, say
 from multimodal.system.outputs import write_output
 
 FLAGS: dict[str, str] = {}  # spelling of each argument of the running command
@@ -16,7 +16,7 @@ FLAGS: dict[str, str] = {}  # spelling of each argument of the running command
 
 def fail(error: object) -> int:
     """Print one line on stderr; return the exit code 1."""
-    print(f"multimodal: error: {printable(' '.join(in_flags(error).split()))}", file=sys.stderr)
+    say(f"multimodal: error: {printable(' '.join(in_flags(error).split()))}")
     return 1
 
 

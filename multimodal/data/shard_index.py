@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from multimodal.data.remote.copies import default_cache
-from multimodal.errors import CheckpointError
+from multimodal.errors import CheckpointError, UsageError
 from multimodal.system.files import write_whole
 from multimodal.system.records import from_record
 
@@ -91,13 +91,15 @@ def shard_index(
     made = lambda: packed(*(lambda facts, rows: (facts | {"stamp": stamp}, rows))(*build()))
     if stat.st_size < LEAST:
         return ShardIndex(made())
-    places = [shard.with_name(shard.name + ENDING), _cached(shard, cache)]
+    places = [shard.with_name(shard.name + ENDING)]
+    with contextlib.suppress(UsageError):  # no home
+        places.append(_cached(shard, cache))
     if found := _kept(places, stamp):
         return found
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # one process of a machine reads the headers
-            places[1].parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(f"{places[1]}.lock"))
+            places[-1].parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(f"{places[-1]}.lock"))
         if found := _kept(places, stamp):
             return found
         data = made()

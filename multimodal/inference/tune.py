@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from multimodal.errors import CheckpointError
+from multimodal.errors import MultimodalError
 from multimodal.system.compiled import processor
 from multimodal.system.files import cache_folder, read_json, write_whole
 
@@ -84,7 +84,7 @@ def _path() -> Path:
 
 def _stored() -> dict[str, Choices]:
     """The choices on all machines; none from a file that is missing or damaged."""
-    with suppress(CheckpointError, RuntimeError):  # no home
+    with suppress(MultimodalError):
         tables = {name: table for name, table in read_json(_path()).items() if isinstance(table, dict)}
         return {name: {shapes: way for shapes, way in table.items() if isinstance(way, str)}
                 for name, table in tables.items()}  # fmt: skip
@@ -92,7 +92,7 @@ def _stored() -> dict[str, Choices]:
 
 
 def _store(tables: dict[str, Choices]) -> None:
-    with suppress(OSError, RuntimeError):  # a folder that cannot be written, no home
+    with suppress(OSError, MultimodalError):  # a folder that cannot be written, no home
         _path().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_path(), (json.dumps(tables, indent=1) + "\n").encode())
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from multimodal.system.files import cache_folder, printable, write_whole
+from multimodal.errors import UsageError
+from multimodal.system.files import cache_folder, printable, say, write_whole
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 COMPILERS = ("c++", "g++", "clang++")
@@ -53,7 +54,7 @@ class _UnusableError(Exception):
 
 
 def _say(line: str) -> None:
-    print(f"multimodal: {line}", file=sys.stderr, flush=True)
+    say(f"multimodal: {line}")
 
 
 def _compiled(sources: Sequence[Path], what: str, flags: Sequence[str], build: bool) -> Path | None:
@@ -61,8 +62,8 @@ def _compiled(sources: Sequence[Path], what: str, flags: Sequence[str], build: b
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     try:
         path = cache_folder() / "native" / f"{key}.so"
-    except RuntimeError:
-        raise _UnusableError("no home folder (MULTIMODAL_CACHE names another)") from None
+    except UsageError as error:
+        raise _UnusableError(error) from None
     if path.exists():
         _check_owner(path)
         _check_owner(path.parent)

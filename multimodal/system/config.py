@@ -19,7 +19,8 @@ class DefaultModel(NamedTuple):
 
 def config_file() -> Path:
     """Path of the user's configuration file, `[classify] model = "siglip-base"`, which need not exist."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "multimodal", "config.toml")
+    # without a home, as of a container's user with a number alone, "~" stays, where no file is
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "multimodal", "config.toml")
 
 
 def variable(task: str) -> str:

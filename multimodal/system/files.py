@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -34,6 +35,12 @@ def shown(value: Any) -> str:
 def printable(text: str) -> str:
     """Text on one line, with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print on stderr. A closed terminal, a broken pipe or a full disk loses the text, not the work."""
+    with suppress(OSError):
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def source_name(source: Any) -> str:
@@ -227,7 +234,9 @@ def _write_whole(path: Path, data: bytes) -> None:
 
     part = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False, suffix=".part") as part:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f"{path.name[:60]}.", suffix=".part", delete=False
+        ) as part:
             part.write(data)
             part.flush()
             os.fsync(part.fileno())
@@ -309,9 +318,14 @@ def _umask() -> int:
 
 
 def cache_folder() -> Path:
-    """Folder of what may be deleted at any time: $MULTIMODAL_CACHE, else `multimodal` in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MULTIMODAL_CACHE") or Path(home) / "multimodal")
+    """Folder of what may be deleted at any time: $MULTIMODAL_CACHE, else `multimodal` in the user's cache folder.
+    Raises UsageError without a home."""
+    if own := os.environ.get("MULTIMODAL_CACHE"):
+        return Path(own)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multimodal"
+    except RuntimeError:
+        raise UsageError("no home folder for the cache (MULTIMODAL_CACHE names another folder)") from None
 
 
 LIBRARIES = ["multimodal", "torch", "torchvision", "torchaudio", "timm", "numpy", "tokenizers", "av", "pillow"]

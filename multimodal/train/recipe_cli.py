@@ -1,7 +1,7 @@
 """Command line of a recipe: flags from its settings, log on stderr, one-line errors, exit codes.
 
-0: done. 1: bad data or a failed run. 2: wrong flags. 75: stopped by SIGTERM, SIGUSR1 or Ctrl-C with the state saved;
-run it again with `--resume`. 130, 138, 143: Ctrl-C, SIGUSR1 or SIGTERM outside the training loop.
+0: done. 1: bad data or a failed run. 2: wrong flags. 75: stopped by a signal of `SIGNALS` with the state saved; run it
+again with `--resume`. 128 and its number: such a signal outside the training loop.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 import tyro
 
 from multimodal.errors import MultimodalError, UsageError, did_you_mean, one_line
+from multimodal.system.files import say
 from multimodal.system.options import check_limits
 from multimodal.system.outputs import Outputs
 from multimodal.system.signals import SIGNALS, at_stop, ending
@@ -152,5 +153,5 @@ def write_logs(*names: str) -> None:
 
 
 def _end(code: int, line: str) -> None:
-    print("".join(c if c.isprintable() else "?" for c in " ".join(line.split())), file=sys.stderr, flush=True)
+    say("".join(c if c.isprintable() else "?" for c in " ".join(line.split())))
     sys.exit(code)

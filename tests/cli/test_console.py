@@ -1,5 +1,6 @@
 """Messages of a command: at once on a terminal, with --verbose, not with --quiet; and after Ctrl-C."""
 
+import io
 import json
 import os
 import pty
@@ -12,6 +13,8 @@ import pytest
 from PIL import Image
 
 from multimodal.cli.console import Console, Progress, clock, console
+from multimodal.cli.main import _one_line
+from multimodal.cli.output import fail
 from tests.helpers.commands import run
 
 
@@ -30,6 +33,15 @@ class Terminal:
         while until.encode() not in seen:
             seen += os.read(self.leader, 4096)  # OSError once it has ended
         return seen.decode()
+
+
+def test_a_reader_of_stderr_that_has_exited_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = io.StringIO()
+    monkeypatch.setattr(broken, "write", lambda text: os.write(-1, b""))
+    monkeypatch.setattr("sys.stderr", broken)
+    _one_line("lost", UserWarning)
+    console.note("lost")
+    assert fail("lost") == 1
 
 
 @pytest.fixture

@@ -119,6 +119,14 @@ def test_facts_of_other_types_and_a_pipe_are_no_index(tmp_path, kept, wrong):
     assert len(contents(open_source(path))) == 5
 
 
+def test_without_home_the_index_lies_beside_the_shard_alone(tmp_path, kept, monkeypatch):
+    monkeypatch.delenv("MULTIMODAL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(shard_index.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert len(contents(open_source(tar(tmp_path / "a.tar", range(5))))) == 5
+    assert (tmp_path / "a.tar.index").exists()
+
+
 def test_rows_without_what_others_have_are_broken_across_shards(tmp_path):
     tar(tmp_path / "a.tar", range(3))
     with tarfile.open(tmp_path / "b.tar", "w") as file:

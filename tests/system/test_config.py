@@ -1,5 +1,6 @@
 """Default models: environment, configuration file, shipped."""
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from multimodal.cli.main import main
 from multimodal.errors import UsageError
 from multimodal.system.assets import DEFAULT_MODELS, asset
 from multimodal.system.config import config_file, default_model, source_of
+from multimodal.system.files import cache_folder
 
 
 @pytest.fixture
@@ -31,6 +33,18 @@ def test_environment_beats_file_beats_shipped(config: Path, monkeypatch: pytest.
     assert source_of(DEFAULT_MODELS["transcribe"]) is None
     assert default_model("classify") == ("clip-vit-b-32", "MULTIMODAL_CLASSIFY_MODEL")
     assert default_model("fill-mask").model == "bert"
+
+
+def test_a_user_without_home_has_the_shipped_models_and_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's user of a number alone."""
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MULTIMODAL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert default_model("classify") == (DEFAULT_MODELS["classify"], "shipped")
+    with pytest.raises(UsageError, match="MULTIMODAL_CACHE"):
+        cache_folder()
+    monkeypatch.setenv("MULTIMODAL_CACHE", "cache")
+    assert cache_folder() == Path("cache")
 
 
 def test_shipped_defaults_are_shipped() -> None:

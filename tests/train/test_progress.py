@@ -1,6 +1,8 @@
 """Output of a run: the progress line, metrics.jsonl, TensorBoard files, and the report at the end."""
 
+import io
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +79,17 @@ def test_the_first_steps_of_a_run_are_printed(tmp_path: Path, capsys: pytest.Cap
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in lines] == [f"{step}/60" for step in (1, 2, 5, 10, 50, 60)]
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(50, 25.5), (60, 55.5)]
+
+
+def test_a_broken_pipe_loses_the_line_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As `train_lm.py 2>&1 | head` leaves it."""
+    broken = io.StringIO()
+    monkeypatch.setattr(broken, "write", lambda text: os.write(-1, b""))
+    monkeypatch.setattr("sys.stderr", broken)
+    log = TrainingLog(tmp_path, 1, 1)
+    log.step(1, {"loss": 1.0}, rate=0.1, items=1, wait=0.0)
+    log.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 1.0
 
 
 def test_other_work_is_announced_and_does_not_count_as_training(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -1,6 +1,8 @@
 """Recipe start and end: flags, one-line errors, exit codes."""
 
+import io
 import logging
+import os
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +113,7 @@ def test_wrong_flags_are_one_line_and_code_2(capsys, flags, line):
         (Stopped("SIGTERM"), 75, "stopped by SIGTERM; the state is saved, continue with --resume"),
     ],
 )  # fmt: skip
-def test_how_a_run_ends(capsys, error, code, line):
+def test_how_a_run_ends(capsys, monkeypatch, error, code, line):
     def failing(settings: Settings):
         raise error
 
@@ -119,6 +121,10 @@ def test_how_a_run_ends(capsys, error, code, line):
         start(failing, BASE)
     assert end.value.code == code
     assert capsys.readouterr().err == f"test_recipe_cli.py: {line}\n"
+    monkeypatch.setattr("sys.stderr", broken := io.StringIO())  # a terminal that was closed
+    monkeypatch.setattr(broken, "write", lambda text: os.write(-1, b""))
+    with pytest.raises(SystemExit, match=str(code)):
+        start(failing, BASE)
 
 
 @pytest.mark.ci

@@ -11,6 +11,7 @@ from typing import Any
 from multimodal.cli.console import console
 from multimodal.cli.output import in_flags, printable
 from multimodal.errors import MultimodalError
+from multimodal.system.files import say
 from multimodal.system.signals import at_stop
 from multimodal.tasks.transcribe.writers import clock, line
 from multimodal.tokens.audio.reading import TruncatedAudio
@@ -116,7 +117,7 @@ class TranscriptOutput:
     def say(self, text: str) -> None:
         if self.bar is not None:
             self.bar.clear()
-        print(self._line(text), file=sys.stderr, flush=True)
+        say(self._line(text))
 
     def _line(self, text: str) -> str:
         for path, name in self.piped.items():

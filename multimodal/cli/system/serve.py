@@ -1,12 +1,12 @@
 """`multimodal serve`: an HTTP server with OpenAI's protocol, and a page."""
 
-import sys
 from argparse import Namespace
 
 from multimodal.cli.output import fail
 from multimodal.cli.parser import Parser
 from multimodal.errors import UsageError
 from multimodal.serve.options import ServeOptions
+from multimodal.system.files import say
 from multimodal.system.options import add_flags as add_option_flags
 
 EXAMPLES = """examples:
@@ -38,4 +38,4 @@ def run(options: Namespace) -> int:
     given = {
         name: value for name, value in vars(options).items() if name in ServeOptions.declared and value is not None
     }
-    return serve(ServeOptions(**given), lambda address: print(f"multimodal: serving at {address}", file=sys.stderr))
+    return serve(ServeOptions(**given), lambda address: say(f"multimodal: serving at {address}"))

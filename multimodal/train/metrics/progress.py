@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from multimodal.system.files import say
 from multimodal.train.flops import StepFlops, peak_flops
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class TrainingLog:
 
     def say(self, line: str) -> None:
         """Print a status line."""
-        print(line, file=sys.stderr, flush=True)
+        say(line)
 
     @contextlib.contextmanager
     def paused(self, line: str) -> Iterator[None]:
