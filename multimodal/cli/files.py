@@ -108,6 +108,8 @@ def text_lines(texts: list[str], file: str | None) -> Iterator[tuple[str, str | 
     name = "standard input" if file in (None, "-") else file
     if name == file and Path(file).exists() and not Path(file).is_file():
         raise UsageError(f"--file {file}: not a regular file (folders, pipes and devices are not read)")
+    if name != file and sys.stdin is None:
+        raise UsageError("-: stdin is closed")
     try:
         data = Path(file).read_bytes() if name == file else sys.stdin.buffer.read()
     except OSError as error:

@@ -56,8 +56,9 @@ class Outputs:
             return None
         except OSError as error:
             raise UsageError(f"{name or path}: cannot be written ({error.strerror})") from None
+        device = stat.S_ISLNK(status.st_mode) and os.path.dirname(_full(path)) == "/dev"  # root may write there
         kinds = (stat.S_ISREG, stat.S_ISLNK, stat.S_ISDIR) if folder else (stat.S_ISREG, stat.S_ISLNK)
-        if not any(kind(status.st_mode) for kind in kinds):
+        if device or not any(kind(status.st_mode) for kind in kinds):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise UsageError(f"{name or path}: cannot be written ({kind})")
         for source in self._inputs:  # an iterator: listed once, and only if a file could be lost

@@ -108,6 +108,11 @@ def test_a_link_at_an_output_is_refused_or_replaced_but_never_followed(tmp_path)
     assert ((tmp_path / "elsewhere").read_text(), (tmp_path / "out.txt").is_symlink()) == ("keep", False)
 
 
+def test_a_device_is_never_replaced_by_a_file():
+    with pytest.raises(UsageError, match="not a regular file"):  # root may write in /dev
+        Outputs(overwrite=True).claim(Path("/dev/stdout"))
+
+
 def test_what_is_ours_follows_the_file_and_ends_with_any_change(tmp_path):
     write_output(tmp_path / "a", b"one")
     assert is_ours(tmp_path / "a")

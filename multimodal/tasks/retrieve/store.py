@@ -38,7 +38,8 @@ from multimodal.tokens.image.preprocessing import Preprocessing
 
 SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
 # files of an index, of older versions too; other files in its folder stay
-MADE = re.compile(r"((vectors-\d+\.npy|images-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?|search\.part)")
+GROWN = r"(vectors-\d+\.npy|images-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?"
+MADE = re.compile(rf"({GROWN}|search\.part|index\.json\.\w+\.part)")
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype", "native")
 
 
@@ -177,7 +178,8 @@ class IndexWriter:
         return self.record
 
     def _others(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir() if path.name not in ("lock", RECORD + ".part"))
+        names = (path.name for path in self.folder.iterdir())
+        return sorted(name for name in names if name != "lock" and not name.startswith(f"{RECORD}."))
 
     def _check(self, found: IndexRecord, expected: IndexRecord) -> None:
         for name in _SAME:

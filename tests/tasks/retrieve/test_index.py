@@ -214,6 +214,10 @@ def test_a_folder_of_other_files_and_a_second_writer_are_refused(clip, photos, t
     with IndexWriter(tmp_path / "index", read_index_record(tmp_path / "index")):
         with pytest.raises(UsageError, match="another process"):
             build(photos, clip, tmp_path / "index")
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "index.json.a_1.part").touch()  # as a kill during the first write leaves it
+    build(photos[:2], clip, tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob("*.part"))
 
 
 @thin(4, pytest.mark.ci)
