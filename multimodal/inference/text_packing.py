@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.masks import causal, documents, window
 from multimodal.models.text import TextTransformer
+from multimodal.weights.encode import evaluating
 
 POOLS = ("mean", "max", "first", "last")
 TOKENS = {"cpu": 1024}  # of a batch: on a CPU more gain nothing
@@ -38,7 +39,7 @@ def encode_ragged(
     given. `table`: the embedding, where the model has none. `tokens`: of a batch at most, but for a single text
     that is longer; padding is not counted. Raises ValueError for a text that is empty or longer than the context."""
     found: list[Tensor | None] = [None] * len(rows)
-    with torch.inference_mode():
+    with torch.inference_mode(), evaluating(model):
         for batch, states in _states(model, rows, segments, table, tokens):
             for number, (row, start, count) in zip(batch.numbers, batch.places, strict=True):
                 found[number] = states[row, start : start + count].clone()  # not a view that keeps the whole batch
@@ -55,17 +56,18 @@ def pool_ragged(
     if pool not in POOLS:
         raise ValueError(f"pool {pool!r}: none of {', '.join(POOLS)}")
     parts, order = [torch.empty(0, model.config.width, dtype=torch.float32, device=model.device)], []
-    for batch, states in _states(model, rows, None, table, tokens):
-        order += batch.numbers
-        flat, places = states.flatten(0, 1), torch.tensor(batch.places, device=states.device)
-        firsts, counts = places[:, 0] * batch.width + places[:, 1], places[:, 2]
-        if pool in ("first", "last"):
-            parts.append(flat[firsts if pool == "first" else firsts + counts - 1])
-            continue
-        # of each text on its own: sums over the batch would be rounded by its neighbours
-        spans = zip(firsts.tolist(), counts.tolist(), strict=True)
-        made = [flat[start : start + count] for start, count in spans]
-        parts.append(torch.stack([one.mean(0) if pool == "mean" else one.amax(0) for one in made]))
+    with evaluating(model):
+        for batch, states in _states(model, rows, None, table, tokens):
+            order += batch.numbers
+            flat, places = states.flatten(0, 1), torch.tensor(batch.places, device=states.device)
+            firsts, counts = places[:, 0] * batch.width + places[:, 1], places[:, 2]
+            if pool in ("first", "last"):
+                parts.append(flat[firsts if pool == "first" else firsts + counts - 1])
+                continue
+            # of each text on its own: sums over the batch would be rounded by its neighbours
+            spans = zip(firsts.tolist(), counts.tolist(), strict=True)
+            made = [flat[start : start + count] for start, count in spans]
+            parts.append(torch.stack([one.mean(0) if pool == "mean" else one.amax(0) for one in made]))
     return torch.cat(parts)[torch.tensor(order, dtype=torch.long, device=model.device).argsort()]
 
 

@@ -1,6 +1,7 @@
 """Vectors of images and texts, of a contrastive model or a vision transformer."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,20 @@ from multimodal.models.clip import CLIP, CLIPConfig
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 
 TOKENS = 640  # per batch on a CPU: activations stay in its cache
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block: without dropout, and batch norms keep their statistics. Then each part has its own
+    mode again, since a caller that trains may hold some in eval mode."""
+    training = [part for part in model.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 @torch.inference_mode()
@@ -35,7 +50,7 @@ def text_features(
     while done < len(order):
         width = int(lengths[order[done]])
         part = order[done : done + min(batch_size, max(1, TOKENS // width) if device.type == "cpu" else batch_size)]
-        with torch.autocast(device.type, enabled=False):  # a caller's
+        with evaluating(model), torch.autocast(device.type, enabled=False):  # a caller's
             found = model.encode_text(ids[part, :width].to(device), mask[part, :width].to(device))
         if vectors is None:  # one tensor: many small ones would fragment the heap
             vectors = found.new_empty(len(rows), found.shape[1])
@@ -52,7 +67,7 @@ def image_features(
     sizes are a sequence."""
     encode = model.encode_image if isinstance(model, CLIP) else model.features
     like = next(model.parameters())
-    with torch.autocast(like.device.type, enabled=False):  # a caller's
+    with evaluating(model), torch.autocast(like.device.type, enabled=False):  # a caller's
         return encode(pixels.to(like) if isinstance(pixels, Tensor) else [one.to(like) for one in pixels])
 
 

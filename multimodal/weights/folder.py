@@ -185,6 +185,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
     `store`, UsageError for a model prepared for inference and for a `folder` that holds other files."""
     from safetensors.torch import save
 
+    kind = checkpoint.kind  # first, since a wrapper around a model has no configuration
     check_vocabulary(checkpoint.tokenizer, checkpoint.model.config, str(folder))
     with _replacing(folder) as made:
         where, shared = checkpoint.source or str(folder), checkpoint.shared
@@ -192,7 +193,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
         tensors = to_stored(own_tensors(state, _shared(shared, state, where), where), store, where)
         write_durably(made / WEIGHTS, save(tensors))
         tokenizer = _saved_tokenizer(checkpoint.tokenizer, made)
-        config = Record(FORMAT, checkpoint.kind, to_record(checkpoint.model.config), tokenizer, store, shared,
+        config = Record(FORMAT, kind, to_record(checkpoint.model.config), tokenizer, store, shared,
                         {one.model: sha256(shipped_folder(one, where) / WEIGHTS) for one in shared})  # fmt: skip
         write_durably(made / "config.json", _json(to_record(config)))
         if checkpoint.preprocessing:

@@ -36,6 +36,9 @@ def test_one_vector_a_text(pool: str):
     right = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}[pool]
     assert_close(pool_ragged(model, ROWS, pool), torch.stack([right(x) for x in states]), atol=1e-6, rtol=0)
     assert pool_ragged(model, [], pool).shape == (0, model.config.width)
+    model.dropout.p = 0.5
+    assert_close(pool_ragged(model.train(), ROWS, pool), torch.stack([right(x) for x in states]), atol=1e-6, rtol=0)
+    assert_close(encode_ragged(model, ROWS), states)
 
 
 def test_an_encoder_whose_embedding_lies_elsewhere():

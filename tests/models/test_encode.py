@@ -9,9 +9,10 @@ import torch
 from multimodal.errors import TextError
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.clip import CLIP
+from multimodal.models.vision.resnet import ResNetConfig
 from multimodal.tokens.text.tokenizer import TextCut
 from multimodal.weights import encode
-from multimodal.weights.encode import text_features
+from multimodal.weights.encode import image_features, text_features
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
 from tests.helpers.data.letters import Letters
@@ -107,3 +108,16 @@ def test_a_long_context_is_the_models():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TextCut)
         assert text_features(model("softmax"), tokenizer, ["a" * 30]).shape == (1, 6)
+
+
+def test_a_model_in_training_is_encoded_in_eval_mode_and_keeps_its_modes_and_statistics():
+    text = replace(tiny.CLIPS["softmax"].text, stem_dropout=0.5)
+    clip = model("softmax", image=ResNetConfig((32, 32), (1, 1, 1, 1), 8, 2, 16), text=text)
+    encoded = lambda: torch.cat([image_features(clip, tiny.noise(2, 3, 32, 32)), text_features(clip, Letters(), TEXTS)])
+    right, statistics = encoded(), [buffer.clone() for buffer in clip.buffers()]
+    clip.train().text.dropout.eval()
+    modes = [part.training for part in clip.modules()]
+    assert torch.equal(encoded(), right)
+    assert [part.training for part in clip.modules()] == modes
+    assert all(map(torch.equal, clip.buffers(), statistics))
+    assert statistics

@@ -61,6 +61,12 @@ def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
             assert torch.equal(stored[name], tensor)
 
 
+def test_a_wrapper_around_a_model_is_named(tmp_path):
+    average = torch.optim.swa_utils.AveragedModel(made("vit-token"))
+    with pytest.raises(CheckpointError, match=r"expected a model of kind .* \(got AveragedModel\)"):
+        save_folder(Checkpoint(average), tmp_path / "average")
+
+
 def test_what_goes_with_the_model_comes_back(tmp_path):
     card = {"licence": "MIT", "wer": 12.5, "trained_on": ["données"]}
     save_folder(Checkpoint(made("clip-sigmoid"), CharacterTokenizer("héa"), RECORD, card=card), tmp_path / "clip")

@@ -24,6 +24,7 @@ from multimodal.tasks.encode.attempts import in_parts, item_error
 from multimodal.tasks.encode.images import batches, name_of
 from multimodal.tasks.encode.native import encode_native, native_batches, native_limit, vision
 from multimodal.weights.conventions import known_preprocessing
+from multimodal.weights.encode import evaluating
 from multimodal.weights.files.tensor_files import read_tensors
 from multimodal.weights.folder import Checkpoint
 
@@ -88,7 +89,7 @@ def image_features(
     if file is not None and file.exists():
         return _read(file, images)
     items, vectors, keys = PendingItems(images.source, images.keys), [], []
-    with inference_mode():
+    with inference_mode(), evaluating(checkpoint.model):
         for batch in read(items.media(), checkpoint.preprocessing, batch_size=batch_size, workers=workers):
             made = in_parts(lambda part: encode(batch.pixels[part]).float().cpu(), len(batch.read))  # noqa: B023
             for media, one in [*zip(batch.read, made, strict=True), *batch.refused]:

@@ -29,6 +29,7 @@ from multimodal.tasks.evaluate.scores import top_shares
 from multimodal.tokens.image.preprocessing import Preprocessing, preprocess
 from multimodal.tokens.image.reading import read_image
 from multimodal.tokens.text.tokenizer import TextCut
+from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ class ImageAccuracy:
         for start in range(0, len(self.keys), self.batch_size):
             if part := list(self.read(self.keys[start : start + self.batch_size])):
                 pixels, indices = zip(*part, strict=True)
-                scores.append(model(torch.stack(pixels).to(device)).float().cpu())
+                with evaluating(model):
+                    scores.append(model(torch.stack(pixels).to(device)).float().cpu())
                 labels += indices
         if not labels:
             raise DataError(f"{self.source.name(0)}: no image can be read, so there is no accuracy")
@@ -103,7 +105,8 @@ def class_figures(model: TextTransformer, batches: Sequence[ClassBatch]) -> dict
 
 
 def _logits(model: TextTransformer, batch: ClassBatch) -> Float[Tensor, "B C"]:
-    return class_logits(model, map_tensors(batch, lambda tensor: tensor.to(model.device))).cpu()
+    with evaluating(model):
+        return class_logits(model, map_tensors(batch, lambda tensor: tensor.to(model.device))).cpu()
 
 
 @inference_mode()
@@ -124,7 +127,8 @@ def outputs(model: FTTransformer, rows: TableData, batch_size: int = 1024) -> Fl
     """Predicted numbers [N 1], or class probabilities [N C]."""
     device = model.class_token.device
     parts = zip(rows.numbers.split(batch_size), rows.categories.split(batch_size), strict=True)
-    predicted = torch.cat([model(numbers.to(device), ids.to(device)).cpu() for numbers, ids in parts])
+    with evaluating(model):
+        predicted = torch.cat([model(numbers.to(device), ids.to(device)).cpu() for numbers, ids in parts])
     return predicted.softmax(-1) if model.config.outputs > 1 else predicted
 
 
@@ -179,7 +183,7 @@ def evaluate_classifier(
     `columns`: names of path or text and of label in a list; of all columns of a CSV without a header. `limit`: at most
     this many items, evenly spread. Raises CheckpointError where the card lacks the labels, UsageError for a model
     without classes or with several labels an item, DataError for data that does not fit."""
-    model = checkpoint.model.eval()
+    model = checkpoint.model
     if isinstance(model, FTTransformer):
         table = Columns.from_card(checkpoint.card, checkpoint.source)
         rows = read_table(Path(data), columns or (), table.target)

@@ -16,6 +16,7 @@ from multimodal.errors import DataError, UsageError
 from multimodal.inference.modules import inference_mode
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig
+from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
 
 CHUNK = 4096  # targets whose logits exist at a time
@@ -35,13 +36,14 @@ def evaluate_text(
     if stride > context:
         raise UsageError(f"stride must be at most the context of {context} tokens (got {stride})")
     corpus = TextCorpus.of(texts_in(path, split), checkpoint.tokenizer)
-    scores = text_scores(model, corpus, context=context, stride=stride, prefix=prefix)
+    with evaluating(model):
+        scores = text_scores(model, corpus, context=context, stride=stride, prefix=prefix)
     counts = {"texts": len(corpus), "tokens": len(corpus.ids), "characters": corpus.characters, "bytes": corpus.bytes}
     return scores | counts | {"context": context, "stride": stride}
 
 
 def causal_model(checkpoint: Checkpoint, context: int | None = None) -> tuple[TextTransformer, int]:
-    """The model of a checkpoint in evaluation mode, and its context if `context` is None; errors as of
+    """The model of a checkpoint, and its context if `context` is None; errors as of
     `evaluate_text`."""
     model = checkpoint.model
     if not isinstance(model, TextTransformer) or not model.config.causal or model.config.tied is None:
@@ -50,7 +52,7 @@ def causal_model(checkpoint: Checkpoint, context: int | None = None) -> tuple[Te
     context = context or model.config.context
     if model.config.limit is not None and context > model.config.limit:
         raise UsageError(f"context must be at most the model's {model.config.limit} tokens (got {context})")
-    return model.eval(), context
+    return model, context
 
 
 def _cross_entropy(model: TextTransformer, batch: TokenBatch) -> float:

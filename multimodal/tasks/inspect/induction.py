@@ -15,6 +15,7 @@ from multimodal.blocks.layers import PlusRMSNorm
 from multimodal.errors import UsageError
 from multimodal.models.text import TextTransformer
 from multimodal.tokens.text.tokenizer import Tokenizer
+from multimodal.weights.encode import evaluating
 
 AT_ONCE = 2**27  # attention weights in memory
 MOST = 2**15  # tokens of a row for unlimited positions: attention is quadratic
@@ -51,12 +52,8 @@ def induction(
     ids = F.pad(ids, (first, 0), value=begin or 0).to(model.device)
     block = model.config.stack
     each = block.layers * block.block.attention.heads * ids.shape[1] ** 2
-    mode = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         parts = [_scores(model, part, length) for part in ids.split(max(1, AT_ONCE // each))]
-    finally:
-        model.train(mode)
     matching, previous, losses = (torch.cat(one).mean(0) for one in zip(*parts, strict=True))
     return Induction(matching, previous, None if model.config.tied is None else tuple(losses.tolist()))
 
@@ -80,10 +77,8 @@ def copying(
     attentions = [model.stack.blocks[i % len(model.stack.blocks)].attention for i in range(model.config.stack.layers)]
     inputs: list[Tensor] = []
     hooks = [module.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for module in {*attentions}]
-    mode = model.training
-    model.eval()
     try:
-        with capture_attention() as captured:
+        with evaluating(model), capture_attention() as captured:
             model.states(ids)
         nothing = model.logits(torch.zeros(1, 1, model.config.width, device=model.device))
         norm = model.stack.norm
@@ -97,7 +92,6 @@ def copying(
                 own = raised.gather(-1, ids[..., None])[..., 0] > raised.mean(-1)  # [B S]
                 scores.append(2 * (weights[:, head] * own[:, None]).sum(-1).mean() - 1)
     finally:
-        model.train(mode)
         for hook in hooks:
             hook.remove()
     return torch.stack(scores).view(len(attentions), -1).cpu()

@@ -17,6 +17,7 @@ from multimodal.tasks.encode.loaded import Model, loaded
 from multimodal.tasks.text.fill_spans import fill_spans, spelling
 from multimodal.tasks.text.options import FillMaskOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
+from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
 
 
@@ -37,20 +38,21 @@ def fill_mask(
     if isinstance(network, EncoderDecoder):
         if settings.iterations > 1:
             raise UsageError(f"is for masked language models, {checkpoint.source} has a decoder", argument="iterations")
-        return fill_spans(texts, checkpoint, settings)
+        with evaluating(network):
+            return fill_spans(texts, checkpoint, settings)
     if decoder := [name for name in ("beam_size", "max_new_tokens") if name in options]:
         raise UsageError(f"is for an encoder-decoder, {checkpoint.source} has no decoder", argument=decoder[0])
     if top_k > network.config.vocabulary:
         raise UsageError(f"top_k must be from 1 to the vocabulary size {network.config.vocabulary} (got {top_k})")
     rows = [masked_ids(text, tokenizer, network.config.context) for text in texts]
-    if settings.iterations > 1:
-        return [
-            _filled(text, tokenizer, mask_predict(network, row, tokenizer.mask_id, settings.iterations), top_k)
-            for text, row in zip(texts, rows, strict=True)
-        ]
-    states = encode_ragged(network, rows)
     places = [[at for at, i in enumerate(row) if i == tokenizer.mask_id] for row in rows]
-    with inference_mode():
+    with inference_mode(), evaluating(network):
+        if settings.iterations > 1:
+            return [
+                _filled(text, tokenizer, mask_predict(network, row, tokenizer.mask_id, settings.iterations), top_k)
+                for text, row in zip(texts, rows, strict=True)
+            ]
+        states = encode_ragged(network, rows)
         chances = [_chances(network, own[at]) for own, at in zip(states, places, strict=True)]
     return [_filled(text, tokenizer, own, top_k) for text, own in zip(texts, chances, strict=True)]
 

@@ -48,5 +48,6 @@ def own_tensors(state: Mapping[str, Tensor], shared: Mapping[str, Tensor], where
     """The tensors that are not shared. Raises CheckpointError for a shared one that differs."""
     for name, tensor in shared.items():
         if not torch.equal(state[name].cpu(), tensor):
-            raise CheckpointError(f"{where}: {name} differs from that of the shipped model, so it cannot be shared")
+            cause = f"{name} differs from that of the shipped model, so it cannot be shared"
+            raise CheckpointError(f"{where}: {cause}: a checkpoint with shared=() stores it")
     return {name: tensor for name, tensor in state.items() if name not in shared}

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ from multimodal.blocks.stack import transformer
 from multimodal.data.datasets.text import TextCorpus
 from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import PositionConfig, TextConfig
-from multimodal.tasks.evaluate.perplexity import text_losses
+from multimodal.tasks.evaluate.perplexity import evaluate_text, text_losses
 from multimodal.tasks.evaluate.text.continuations import Scorer
 from multimodal.tasks.text.choices import scored
 from multimodal.tasks.text.generate import TextWriter
 from multimodal.tasks.text.options import options_for
 from multimodal.tokens.text.characters import CharacterTokenizer
 from multimodal.tokens.text.sentencepiece import ByteTokenizer
+from multimodal.train.lora import with_rates
 from multimodal.train.objectives.text.language import LanguageModelSettings, language_config
 from multimodal.weights.folder import Checkpoint, save_folder
 from tests.helpers.commands import evaluated, one_line, run
@@ -80,6 +82,15 @@ def test_strided_perplexity_is_that_of_windows_written_out(capsys, checkpoint, f
     (figures,) = made["sets"].values()
     assert figures["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-4)
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text), rel=1e-4)
+
+
+def test_a_model_in_training_has_the_figures_of_eval_mode_and_trains_on(checkpoint, tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sees two dogs")
+    pairs = [("a dog", " runs")]
+    right = evaluate_text(checkpoint, tmp_path / "text.txt"), Scorer(checkpoint)(pairs)
+    training = replace(checkpoint, model=with_rates(checkpoint.model, {"stem_dropout": 0.5}).train())
+    assert (evaluate_text(training, tmp_path / "text.txt"), Scorer(training)(pairs)) == right
+    assert all(part.training for part in training.model.modules())
 
 
 def test_the_last_word_is_right_if_each_of_its_tokens_is_the_most_probable(capsys, checkpoint, folder):

@@ -23,6 +23,7 @@ from multimodal.models.conformer import ConformerCTC
 from multimodal.tasks.evaluate.scores import normalizer, word_errors
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, hybrid_beam_search
 from multimodal.tasks.transcribe.sessions import only_language
+from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
 
 Decoder = Literal["greedy", "ctc", "attention", "joint", "fused"]
@@ -87,14 +88,15 @@ def transcripts(
     texts = {decoder: [""] * len(features) for decoder in options.decoders}
     seconds = dict.fromkeys(("encoder", *options.decoders), 0.0)
     for rows in bucketed([len(row) for row in features], BATCH_FRAMES):
-        start = time.perf_counter()
-        batch = encode(checkpoint.model, [features[i].float() for i in rows])
-        seconds["encoder"] += time.perf_counter() - start
-        for decoder, hypotheses in texts.items():
+        with evaluating(checkpoint.model):
             start = time.perf_counter()
-            for i, text in zip(rows, decode(checkpoint, batch, decoder, options), strict=True):
-                hypotheses[i] = text
-            seconds[decoder] += time.perf_counter() - start
+            batch = encode(checkpoint.model, [features[i].float() for i in rows])
+            seconds["encoder"] += time.perf_counter() - start
+            for decoder, hypotheses in texts.items():
+                start = time.perf_counter()
+                for i, text in zip(rows, decode(checkpoint, batch, decoder, options), strict=True):
+                    hypotheses[i] = text
+                seconds[decoder] += time.perf_counter() - start
     return texts, {name: round(value, 2) for name, value in seconds.items()}
 
 

@@ -26,6 +26,7 @@ from multimodal.tasks.evaluate.scores import bleu, chrf, normalizer, word_errors
 from multimodal.tasks.evaluate.speech.options import NoiseOptions
 from multimodal.tokens.audio.log_mel import HOP, RATE, log_mel, pad_or_trim
 from multimodal.tokens.text.tiktokens import WhisperTokenizer
+from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
 
 STRIDE = 2  # mel frames per encoder frame
@@ -87,7 +88,7 @@ def whisper_of(checkpoint: Checkpoint) -> Whisper:
     """The model. Raises UsageError where it is not in Whisper's format."""
     if not isinstance(checkpoint.model, Whisper) or not isinstance(checkpoint.tokenizer, WhisperTokenizer):
         raise UsageError(f"model {checkpoint.source}: expected a Whisper model, got {checkpoint.kind}")
-    return checkpoint.model.eval()
+    return checkpoint.model
 
 
 def window_frames(model: Whisper) -> int:
@@ -111,7 +112,8 @@ def evaluate_noise(checkpoint: Checkpoint, windows: int = NoiseOptions.windows.d
         random, silence = generator("evaluation", kind), []
         for _ in range(0, windows, BATCH):
             waves = [noise(kind, window_frames(model) * HOP, random) for _ in range(BATCH)]
-            silence += identify(model, checkpoint.tokenizer, encode(model, waves)).no_speech
+            with evaluating(model):
+                silence += identify(model, checkpoint.tokenizer, encode(model, waves)).no_speech
         shares[kind] = _share([value > NO_SPEECH for value in silence])
     return {"no_speech": round(sum(shares.values()) / len(shares), 4)} | shares
 
@@ -137,11 +139,12 @@ def evaluate_windows(
     identified, silence = [], []
     for first in range(0, len(items), BATCH):
         part = items[first : first + BATCH]
-        frames = encode(model, [wave for _, wave in part])
-        guess = identify(model, tokenizer, frames)
+        with evaluating(model):
+            frames = encode(model, [wave for _, wave in part])
+            guess = identify(model, tokenizer, frames)
+            for task, hypotheses in texts.items():
+                hypotheses += decode(model, tokenizer, frames, languages * len(part), task, options.beam_size)
         identified, silence = identified + guess.languages, silence + guess.no_speech
-        for task, hypotheses in texts.items():
-            hypotheses += decode(model, tokenizer, frames, languages * len(part), task, options.beam_size)
     figures = {"utterances": len(items), "too_long": len(clips) - len(items)}
     figures |= word_errors(
         [clip.text for clip, _ in items], texts["transcribe"], languages[0], options.normalizer, options.keep_marks

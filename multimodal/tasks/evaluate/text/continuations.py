@@ -19,6 +19,7 @@ from multimodal.inference.modules import inference_mode
 from multimodal.system.files import shown
 from multimodal.tasks.evaluate.perplexity import causal_model, mask_of, places_of
 from multimodal.tasks.text.choices import continuation_ids
+from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
 
 BATCH = 16  # continuations
@@ -61,7 +62,8 @@ class Scorer:
         order = sorted(range(len(rows)), key=lambda number: len(rows[number][0]))  # rows of a batch are about as long
         for at in range(0, len(order), BATCH):
             part = order[at : at + BATCH]
-            found |= zip(part, self._scored([rows[number] for number in part]), strict=True)
+            with evaluating(self.model):
+                found |= zip(part, self._scored([rows[number] for number in part]), strict=True)
         return [found[number] for number in range(len(rows))]
 
     def _row(self, before: str, after: str) -> tuple[list[int], int, bool]:
