@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from multimodal.data.datasets import cached_frames as cached_frames_file
 from multimodal.data.datasets.cached_frames import cached_frames
 from multimodal.data.datasets.speech import SpeechCorpus
 from multimodal.data.datasets.speech_windows import SpeechWindows
@@ -53,6 +54,32 @@ def test_tars_of_the_same_layout_do_not_share_features(tmp_path, frames):
     assert len(list((tmp_path / "cache").iterdir())) == 4
     spoken(tars[0], 2500, 900)
     assert torch.equal(frames(tars[:1], tmp_path / "cache")[0], wanted[3])
+
+
+def test_a_broken_item_is_named_again_and_read_once_it_is_mended(tmp_path, caplog):
+    """As after chmod, which changes neither its size nor its time."""
+    broken = {1}
+
+    def read(number: int) -> torch.Tensor:
+        if number in broken:
+            raise PermissionError(13, "Permission denied")
+        return torch.ones(20 + number, 3)
+
+    lengths = lambda: list(map(len, cached_frames(tmp_path, "abc", read, str, 3, "here", 0.5)))
+    assert [lengths(), lengths()] == [[20, 0, 22]] * 2
+    assert caplog.text.count("broken recording skipped: 1: [Errno 13]") == 2
+    broken.clear()
+    assert lengths() == [20, 21, 22]
+
+
+def test_a_stop_leaves_no_partial_cache_and_a_full_disk_is_named(tmp_path, monkeypatch):
+    lengths = lambda read: cached_frames(tmp_path, "ab", read, str, 3, "here", 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        lengths(lambda number: exec("raise KeyboardInterrupt") if number else torch.ones(9, 3))
+    monkeypatch.setattr(cached_frames_file, "write_whole", lambda path, data: os.write(-1, b""))
+    with pytest.raises(OSError, match=r"frames-\w+\.f16"):
+        lengths(lambda number: torch.ones(9, 3))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("lengths", [[-5, 46], [41], [20, 20, 1], None])
