@@ -7,7 +7,7 @@ is refused.
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -26,6 +26,7 @@ TYPES = ("int16", "int32", "float16", "float32", "float64")
 _Samples = np.ndarray | Tensor
 
 
+@runtime_checkable  # so that whoever checks types at run time can check AudioInput
 class Decoder(Protocol):
     """torchcodec's AudioDecoder."""
 
