@@ -37,9 +37,11 @@ def synthesize(utterance: SpokenText, path: Path) -> dict[str, Any]:
 
 
 def write_speech(manifest: Path, utterances: Iterator[SpokenText], most_seconds: float = math.inf) -> None:
-    """Write audio files into a folder beside the JSONL manifest, until `most_seconds` of audio are reached."""
+    """Write audio files into a folder beside the JSONL manifest, until `most_seconds` of audio are reached. An earlier
+    manifest goes first: after a stop its texts would stand beside other recordings."""
     folder = manifest.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
+    manifest.unlink(missing_ok=True)
     seconds, count, numbered = 0.0, 0, enumerate(utterances)
     with ThreadPoolExecutor(2) as pool, opened_output(manifest, "keep") as file:
         while seconds < most_seconds and (part := list(itertools.islice(numbered, 64))):

@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 from PIL import Image, ImageDraw, ImageEnhance
 
-from multimodal.data.datasets.chats import question, write_chats
+from multimodal.data.datasets.chats import question, refuse_foreign, write_chats
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Source, open_source
 from multimodal.system.files import read_json
@@ -228,6 +228,8 @@ def rows(s: ClipQuestions) -> Iterator[dict[str, Any]]:
 
 
 def main(s: ClipQuestions) -> None:
+    refuse_foreign(s.out)
+    s.out.unlink(missing_ok=True)  # after a stop its answers would stand beside other clips
     s.out.with_suffix("").mkdir(parents=True, exist_ok=True)
     log.info("%s: %d questions about %d clips", s.out, write_chats(s.out, rows(s)), s.count)
 

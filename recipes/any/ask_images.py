@@ -31,7 +31,7 @@ from multimodal.data.loader import generator
 from multimodal.data.remote.trust import Trust
 from multimodal.data.sources import Sample, Source, open_source
 from multimodal.errors import DataError, MultimodalError, UsageError
-from multimodal.system.files import read_json
+from multimodal.system.files import read_json, write_whole
 from multimodal.system.options import Natural
 from multimodal.tasks.caption.caption import Captioner
 from multimodal.train import log, start
@@ -64,7 +64,8 @@ def placed(sample: Sample, folder: Path) -> Path:
         return sample.media.resolve()
     name = Path(sample.name.rpartition("!")[2])
     path = folder / f"{name.stem}-{hashlib.sha256(sample.media).hexdigest()[:16]}{name.suffix}"
-    path.write_bytes(sample.media)
+    if not path.exists():
+        write_whole(path, sample.media)
     return Path(folder.name) / path.name
 
 

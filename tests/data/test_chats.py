@@ -6,7 +6,7 @@ import pytest
 
 from multimodal.data.datasets.chats import open_chats, question, write_chats
 from multimodal.data.remote.trust import Trust
-from multimodal.errors import DataError
+from multimodal.errors import DataError, UsageError
 
 ASKED = {"role": "user", "content": [{"type": "image", "path": "a.png"}, {"type": "text", "text": "What is this?"}]}
 
@@ -38,6 +38,10 @@ def test_what_is_written_is_read(tmp_path):
     source = open_chats(tmp_path / "made" / "q.jsonl")
     assert source.read(0).fields["metric"] == "wer"
     assert source.read(1).fields["messages"] == [{"role": "user", "content": "2 + 2?"}]
+    assert write_chats(tmp_path / "made" / "q.jsonl", rows[1:]) == 1
+    written(tmp_path / "made" / "q.jsonl", {"messages": [ASKED], "answers": ["by hand"]})
+    with pytest.raises(UsageError, match="not as multimodal wrote it"):
+        write_chats(tmp_path / "made" / "q.jsonl", rows)
 
 
 @pytest.mark.parametrize(

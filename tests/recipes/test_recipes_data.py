@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from multimodal.data.sources import open_source
+from multimodal.data.spoken import SpokenText, write_speech
 from multimodal.data.validate import validate
 from multimodal.models.vit import ViT
 from multimodal.tokens.image.preprocessing import OPENAI_MEAN, OPENAI_STD, Preprocessing
@@ -273,4 +274,15 @@ def test_what_cannot_be_spoken_is_one_line(load_recipe, tmp_path, last_line, tex
     (tmp_path / "t.txt").write_text(text)
     args = [str(tmp_path / "m.jsonl"), "--texts", f"{tmp_path}/t.txt={share}", "--count", "2"]
     assert line in last_line(lambda: start(load_recipe("speak").main, args))
+    assert not (tmp_path / "m.jsonl").exists()
+
+
+def test_a_stop_leaves_no_manifest_of_the_recordings_before(tmp_path):
+    """The recordings have the same names, so its texts would be wrong."""
+    (tmp_path / "a.wav").write_bytes(wav(0.1))
+    one = SpokenText("one", "one", "voice", ["cp", str(tmp_path / "a.wav"), "{wav}"])
+    write_speech(tmp_path / "m.jsonl", iter([one]))
+    assert len(open_source(tmp_path / "m.jsonl")) == 1
+    with pytest.raises(KeyboardInterrupt):
+        write_speech(tmp_path / "m.jsonl", (exec("raise KeyboardInterrupt") for _ in range(1)))
     assert not (tmp_path / "m.jsonl").exists()

@@ -17,7 +17,7 @@ from multimodal.data.remote.trust import OWN_FOLDER, Trust, is_remote
 from multimodal.data.sources import PackedRows, Source, SourceRow, joined
 from multimodal.errors import DataError, MultimodalError, UsageError, one_line
 from multimodal.system.files import is_data_url, shown
-from multimodal.system.outputs import opened_output
+from multimodal.system.outputs import is_ours, opened_output
 from multimodal.tokens.chat.messages import SOURCES, read_messages
 
 KINDS = ("image", "audio", "video")
@@ -101,8 +101,15 @@ def question(
     return {"task": task, "metric": metric, "messages": [{"role": "user", "content": content}], "answers": [*answers]}
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raise UsageError for a file that another program wrote or changed."""
+    if os.path.lexists(path) and not is_ours(path):
+        raise UsageError(f"{path}: exists and is not as multimodal wrote it; move it away")
+
+
 def write_chats(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as JSON lines, keeping a file that another program wrote; return their number."""
+    """Write rows as JSON lines; return their number. Raises as `refuse_foreign` does."""
+    refuse_foreign(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with opened_output(path, "keep") as file:
