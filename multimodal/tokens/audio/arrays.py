@@ -27,14 +27,14 @@ _Samples = np.ndarray | Tensor
 
 
 @runtime_checkable  # so that whoever checks types at run time can check AudioInput
-class Decoder(Protocol):
-    """torchcodec's AudioDecoder."""
+class AudioDecoder(Protocol):
+    """torchcodec's."""
 
     def get_all_samples(self) -> Any: ...
 
 
 _Pair = tuple[int, _Samples] | tuple[_Samples, int]
-AudioInput = str | Path | bytes | IO[bytes] | _Samples | Mapping[str, Any] | _Pair | Decoder
+AudioInput = str | Path | bytes | IO[bytes] | _Samples | Mapping[str, Any] | _Pair | AudioDecoder
 
 
 class Samples(NamedTuple):
