@@ -13,6 +13,22 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 
 # lm(ids of texts [R N]) -> natural log-probabilities [R V] of each next token; the end's at its id
 LanguageModel = Callable[[Tensor], Tensor]
+# fuse(ids of a text) -> what each next token adds to its score [V]
+Fuse = Callable[[tuple[int, ...]], Float[Tensor, "V"]]
+
+
+class Added:
+    """Additions of `fuse`, computed once a text."""
+
+    def __init__(self, fuse: Fuse | None):
+        self.fuse, self.known = fuse, {}
+
+    def __call__(self, ids: tuple[int, ...], token: int) -> float:
+        if self.fuse is None:
+            return 0.0
+        if ids not in self.known:
+            self.known[ids] = self.fuse(ids)
+        return float(self.known[ids][token])
 
 
 class ShallowFusion:

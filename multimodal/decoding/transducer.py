@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multimodal.decoding.lm_fusion import Added, Fuse
 from multimodal.models.speech.transducer import State, Transducer
 
 AHEAD = 8  # frames
@@ -58,8 +59,6 @@ def transducer_greedy(model: Transducer, frames: Float[Tensor, "T J"]) -> Transd
     return path._replace(logprob=total)
 
 
-# fuse(ids of a text) -> what each next token adds to its score [V]
-Fuse = Callable[[tuple[int, ...]], Float[Tensor, "V"]]
 Ids = tuple[int, ...]
 
 
@@ -86,7 +85,7 @@ def transducer_beam(
     """The best text of a beam of `size` at each frame, whose alignments are summed. `end`: token by which `fuse` scores
     the end of a text, and with it the last word. `most_symbols` tokens may be added to the longest text of a frame. A
     blank of duration 0 has no place in an alignment (Xu et al. 2023, section 3)."""
-    predicted, added = _Predictions(model, frames), _Added(fuse)
+    predicted, added = _Predictions(model, frames), Added(fuse)
     waiting: list[dict[Ids, _Text]] = [{} for _ in range(len(frames) + 1)]
     waiting[0][()] = _Text((), 0.0, 0.0)
     for at in range(len(frames)):
@@ -158,21 +157,7 @@ class _Predictions:
                     yield token, step, logprob + own, logprob
 
 
-class _Added:
-    """Additions of `fuse`, computed once a text."""
-
-    def __init__(self, fuse: Fuse | None):
-        self.fuse, self.known = fuse, {}
-
-    def __call__(self, ids: Ids, token: int) -> float:
-        if self.fuse is None:
-            return 0.0
-        if ids not in self.known:
-            self.known[ids] = self.fuse(ids)
-        return float(self.known[ids][token])
-
-
-def _grown(one: _Text, token: int, span: tuple[int, int], probability: float, added: _Added) -> _Text:
+def _grown(one: _Text, token: int, span: tuple[int, int], probability: float, added: Added) -> _Text:
     return one._replace(
         ids=(*one.ids, token), spans=(*one.spans, span), probabilities=(*one.probabilities, probability),
         added=one.added + added(one.ids, token),

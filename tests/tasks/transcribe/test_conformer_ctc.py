@@ -6,10 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from multimodal.blocks.cache import Cache
 from multimodal.blocks.stack import transformer
 from multimodal.decoding.beam_search import beam_search
+from multimodal.decoding.ctc import ctc_beam, ctc_greedy
 from multimodal.decoding.ctc_prefix import CTCPrefixScorer
 from multimodal.decoding.lm_fusion import NeuralScorer, ShallowFusion, WordStarts
 from multimodal.errors import CheckpointError, UsageError
@@ -20,6 +22,7 @@ from multimodal.system.assets import asset
 from multimodal.tasks.transcribe import scheduler
 from multimodal.tasks.transcribe.conformer import windows
 from multimodal.tasks.transcribe.conformer.decode import HybridBeam, decode_windows, hybrid_beam_search
+from multimodal.tasks.transcribe.conformer.transducer import fused
 from multimodal.tasks.transcribe.options import RecognizerOptions, SpeechDecodingOptions
 from multimodal.tasks.transcribe.timeline import tiled
 from multimodal.tasks.transcribe.word_times import WordTiming
@@ -141,6 +144,19 @@ def test_a_ctc_model_has_a_best_path_and_a_prefix_beam(joint):
     frames, _, lengths = bare.model.encode(filterbank(sound(1.5), 40)[None], torch.tensor([148]))
     logprobs = bare.model.ctc_logits(frames).log_softmax(-1)
     assert [beam.ids] == hybrid_beam_search(frames, logprobs, lengths, bare, HybridBeam(8, 1.0)).ids
+    # a small beam is no less likely than the best path, however long the text
+    noise = torch.Generator().manual_seed(1)
+    logits = torch.randn(1, 200, logprobs.shape[2], generator=noise)
+    peaks = torch.randint(20, 250, (1, 200, 1), generator=noise)
+    logprobs = logits.scatter_add(2, peaks, 2 + 8 * torch.rand(peaks.shape, generator=noise)).log_softmax(-1)
+    count, blank = torch.tensor([200]), bare.model.config.blank
+    frames = frames.new_zeros(1, 200, frames.shape[2])
+    found = hybrid_beam_search(frames, logprobs, count, bare, HybridBeam(3, 1.0)), ctc_greedy(logprobs, count, blank)
+    beam, path = (
+        float(F.ctc_loss(logprobs[0], torch.tensor(ids), count[0], torch.tensor(len(ids)), blank, reduction="sum"))
+        for ids in (found[0].ids[0], found[1][0])
+    )
+    assert beam <= path + 1e-3
 
 
 def test_a_text_beyond_the_decoders_context_is_not_lost(joint):
@@ -246,6 +262,9 @@ def test_ctc_with_a_language_model_finds_the_best_text_of_all(weight, bonus, mon
         best = max(scores, key=scores.get)
         assert tuple(found.ids[row]) == best
         assert found.logprobs[row] == pytest.approx(scores[best], abs=1e-3)
+        fuse = fused(NeuralScorer(model, bos), weight, bonus, starts, logits.device)
+        ids, score = ctc_beam(logprobs[row, : lengths[row]], blank, 40, fuse, eos)
+        assert (tuple(ids), score) == (best, pytest.approx(scores[best], abs=1e-3))
 
 
 def test_a_neural_scorer_equals_the_model_on_each_text():

@@ -353,7 +353,7 @@ def test_command_transcribes_with_subtitles_words_and_a_language_model(name, tmp
     (tmp_path / "a.wav").write_bytes(wav(0.4))
     words = "\\data\\\nngram 1=4\n\n\\1-grams:\n-1.0\t<unk>\n-99\t<s>\n-0.5\t</s>\n-0.3\tab\n\n\\end\\\n"
     (tmp_path / "words.arpa").write_text(words)
-    for more in ((), ("--beam_size", "3"), ("--beam_size", "3", "--lm", str(tmp_path / "words.arpa"))):
+    for more in ((), ("--beam_size", "3"), ("--beam_size", "5", "--lm", str(tmp_path / "words.arpa"))):
         options = ("--word_timestamps", "True", "--vad_filter", "False", "--compute_type", "float32", *more)
         code, out, err = run(capsys, "transcribe", tmp_path / "a.wav", "-m", tmp_path / "hub", *options,
                              "-o", "-", "-f", "json")  # fmt: skip

@@ -3,21 +3,18 @@ model) and of transducers."""
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from multimodal.blocks.cache import Cache
 from multimodal.blocks.masks import padding
 from multimodal.decoding import sampling
 from multimodal.decoding.beam_search import beam_search
-from multimodal.decoding.ctc import ctc_greedy
+from multimodal.decoding.ctc import ctc_beam, ctc_greedy
 from multimodal.decoding.ctc_prefix import CTCPrefixScorer
 from multimodal.decoding.lm_fusion import LanguageModel, NeuralScorer, ShallowFusion, WordStarts
 from multimodal.decoding.ngram import WordScorer, read_arpa
@@ -205,36 +202,37 @@ def hybrid_beam_search(
     checkpoint: Checkpoint, options: HybridBeam,
 ) -> sampling.SampledTokens:  # fmt: skip
     """Beam search of the attention decoder with CTC prefix scores over the first `lengths` frames (Watanabe et al.
-    2017). Weight 0 is the decoder alone; weight 1 is the CTC alone, a prefix beam search.
+    2017). Weight 0 is the decoder alone; weight 1 is the CTC alone, a prefix beam search over frames.
 
-    The search ends when no live hypothesis can overtake the best finished one: stopping after `size` finished ones, as
-    openai-whisper does, fills them with short texts while a confident model is still spelling its answer."""
+    A joint search ends when no live hypothesis can overtake the best finished one: stopping after `size` finished
+    ones, as openai-whisper does, fills them with short texts while a confident model is still spelling its answer."""
     model, tokenizer = checkpoint.model, search_tokenizer(checkpoint)
     if tokenizer.bos_id is None or tokenizer.eos_id is None:
         raise CheckpointError(f"{checkpoint.source}: beam search needs a tokenizer with start and end tokens")
+    if options.ctc_weight == 1:
+        return _ctc_beams(logprobs, lengths, model.config.blank, tokenizer.eos_id, options)
     prompt = torch.full((len(frames), 1), tokenizer.bos_id, device=frames.device)
     # CTC itself emits at most one token per frame: no need to wait for a GPU's lengths
     sizes = [logprobs.shape[1]] * len(frames) if options.ctc_weight else lengths.tolist()
-    limits, scorer = [size + 1 for size in sizes], None
-    if tokenizer.vocab_size > model.config.vocabulary:
-        logprobs = torch.cat([F.pad(logprobs[..., :-1], (0, 1), value=-math.inf), logprobs[..., -1:]], -1)
+    limits, scorer = [min(model.decoder.config.context - 1, size + 1) for size in sizes], None
     if options.ctc_weight:
         scorer = CTCPrefixScorer(logprobs, lengths, tokenizer.eos_id, 1, options.ctc_weight)
     if options.lm is not None:
         lm, starts = options.lm
         scorer = ShallowFusion(scorer, lm, options.lm_weight, 1, options.lm_bonus, starts)
-    if options.ctc_weight == 1:
-        step, cache = partial(_uniform, tokenizer.vocab_size), Cache(0)
-    else:
-        limits = [min(model.decoder.config.context - 1, limit) for limit in limits]
-        step = sampling.cross_attention_step(model.decode, frames, padding(lengths, frames.shape[1]))
-        cache = model.decoder.new_cache()
+    step = sampling.cross_attention_step(model.decode, frames, padding(lengths, frames.shape[1]))
     return beam_search(
-        step, prompt, cache, eos=tokenizer.eos_id, max_new=limits, beams=options.size, patience=math.inf,
-        length_penalty=0.0, scorer=scorer,
+        step, prompt, model.decoder.new_cache(), eos=tokenizer.eos_id, max_new=limits, beams=options.size,
+        patience=math.inf, length_penalty=0.0, scorer=scorer,
     )  # fmt: skip
 
 
-def _uniform(vocabulary: int, ids: Int[Tensor, "R T"], cache: Cache) -> Float[Tensor, "R T V"]:
-    """Equal logits: the scorer decides."""
-    return torch.zeros(*ids.shape, vocabulary, dtype=torch.float32, device=ids.device)
+def _ctc_beams(
+    logprobs: Float[Tensor, "B T W"], lengths: Int[Tensor, "B"], blank: int, end: int, options: HybridBeam
+) -> sampling.SampledTokens:  # fmt: skip
+    fuse = None
+    if options.lm is not None:
+        fuse = fused(options.lm.lm, options.lm_weight, options.lm_bonus, options.lm.starts, logprobs.device)
+    rows = zip(logprobs, lengths.tolist(), strict=True)
+    found = [ctc_beam(own[:count], blank, options.size, fuse, end) for own, count in rows]
+    return sampling.SampledTokens([ids for ids, _ in found], [score for _, score in found])

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.decoding.lm_fusion import LanguageModel, WordStarts
-from multimodal.decoding.transducer import Fuse, TransducerPath, no_text_probability, transducer_beam, transducer_greedy
+from multimodal.decoding.lm_fusion import Fuse, LanguageModel, WordStarts
+from multimodal.decoding.transducer import TransducerPath, no_text_probability, transducer_beam, transducer_greedy
 from multimodal.models.speech.transducer import Transducer
 from multimodal.tasks.transcribe.results import WindowTranscript
 from multimodal.tasks.transcribe.word_times import WordTiming, split_on_spaces
