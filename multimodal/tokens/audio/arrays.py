@@ -28,7 +28,7 @@ _Samples = np.ndarray | Tensor
 
 @runtime_checkable  # so that whoever checks types at run time can check AudioInput
 class AudioDecoder(Protocol):
-    """torchcodec's."""
+    """torchcodec's decoder of a recording."""
 
     def get_all_samples(self) -> Any: ...
 
