@@ -342,8 +342,15 @@ def fill(model: nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None
     for name, tensor in tensors.items():
         check_like(name, tensor, own[name], where)
     check_finite(tensors, where)
-    ready = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
-    model.load_state_dict(ready, strict=True, assign=True)
+    model.load_state_dict({name: _owned(tensor) for name, tensor in tensors.items()}, strict=True, assign=True)
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    """Float32 in storage of its own. PyTorch's fused AdamW (torch 2.11, on a CPU) updates transposed views in the wrong
+    places; FSDP2 and safetensors refuse them, and safetensors' `save_model` parts of a fused tensor too."""
+    wide = tensor.float() if tensor.is_floating_point() else tensor
+    whole = wide.is_contiguous() and wide.untyped_storage().nbytes() == wide.nbytes
+    return wide if whole else wide.clone(memory_format=torch.contiguous_format)
 
 
 def write_durably(path: Path, data: bytes) -> None:
