@@ -43,8 +43,7 @@ def evaluate_text(
 
 
 def causal_model(checkpoint: Checkpoint, context: int | None = None) -> tuple[TextTransformer, int]:
-    """The model of a checkpoint, and its context if `context` is None; errors as of
-    `evaluate_text`."""
+    """The model of a checkpoint, and its context if `context` is None; errors as of `evaluate_text`."""
     model = checkpoint.model
     if not isinstance(model, TextTransformer) or not model.config.causal or model.config.tied is None:
         raise UsageError(f"model {checkpoint.source}: expected a causal language model, got {checkpoint.kind}")
