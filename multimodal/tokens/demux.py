@@ -17,6 +17,7 @@ from multimodal.tokens.audio.container import starts_without_index
 VIDEO = "mp4 m4v mov f4v webm mkv 3gp 3g2 avi wmv asf flv ogv mpg mpeg vob m2ts"
 # Allowed demuxers. Not playlists and scripts (hls, concat, dash, sdp), which name other files and addresses.
 FORMATS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,matroska,webm,aac,amr,ac3,eac3,asf,avi,flv,mpeg,mpegts,wv,ape,tta,dsf"
+FORMATS += ",nistsphere"
 # Not a protocol: FFmpeg reads from our file object and can open nothing by itself.
 NO_PROTOCOL = "none"
 # A false header makes FFmpeg allocate up to 2 GB; tables of hours of audio take a few MB.

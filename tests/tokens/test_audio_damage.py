@@ -151,3 +151,15 @@ def test_a_fragmented_mp4_that_is_cut_or_broken_ends_early():
     cut = int(0.56 * len(file))  # near a fragment's end: FFmpeg misses none of it
     refused(file[:cut], "ends early")
     refused(file[:cut] + file[cut - 1500 :], "ends early")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_sphere_files_of_speech_corpora_are_read_and_say_what_is_missing(order):
+    samples = (sweep(16000, 1) * 32768).astype(np.int16)[:, None] // [1, 3]
+    fields = ["channel_count -i 2", "sample_count -i 16000", "sample_rate -i 16000", "sample_n_bytes -i 2",
+              f"sample_byte_format -s2 {'01' if order == '<' else '10'}", "end_head"]  # fmt: skip
+    header = "\n".join(["NIST_1A", "   1024", *fields, ""]).encode().ljust(1024)
+    file = header + samples.astype(f"{order}i2").tobytes()
+    assert torch.equal(read_audio(file), torch.from_numpy((samples / 32768).mean(1).astype(np.float32)))
+    with pytest.raises(TruncatedAudio, match=r"ends early \(got 0\.25 s of 1\.00 s\)"):
+        read_audio(file[: 1024 + 4 * 4000])

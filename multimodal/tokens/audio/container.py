@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 # Containers whose demuxer gives the header's own length.
-KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf"}
+KEPT = {"mov", "flac", "caf", "aiff", "au", "wv", "ape", "tta", "dsf", "nistsphere"}
 W64 = bytes.fromhex("72696666 2e91cf11 a5d628db 04c10000")
 ASF_FILE = bytes.fromhex("a1dcab8c 47a9cf11 8ee400c0 0c205365")
 UNCOMPRESSED = (1, 3, 0xFFFE)  # format tags of WAV: PCM, floats, either with more of a header

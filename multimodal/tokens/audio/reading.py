@@ -34,7 +34,7 @@ from multimodal.tokens.demux import VIDEO
 
 SAMPLE_RATE = 16000
 AUDIO = "wav w64 flac mp3 mp2 mpa ogg oga opus m4a m4b aac mka weba aif aiff aifc caf au snd amr awb wma ac3 eac3 ec3"
-AUDIO += " wv ape tta dsf"
+AUDIO += " wv ape tta dsf sph"
 STREAMS = "ts mts m2t"  # not among the videos of a folder: TypeScript has these endings, too
 SUFFIXES = {f".{name}" for name in f"{AUDIO} {VIDEO} {STREAMS}".split()}
 # Frames have 10-100 ms; mixing and resampling take about this much at once.
