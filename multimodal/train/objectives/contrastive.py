@@ -50,6 +50,8 @@ class Contrastive(Objective):
         super().__init__(model)
         self.keep, self.anchor, self.anchored = keep, anchor, anchored
         self.before = (copy.deepcopy(model).eval(),) if anchor else ()  # a tuple hides it from state and optimizer
+        for before in self.before:
+            before.training = True  # but not its parts: no dropout, and no check that makes the host wait for a GPU
         # Radford et al. 2021, section 2.5; SigLIP's checkpoints have a larger one, such as 117
         self.highest = max(math.log(100), model.logit_scale.item())
         self.register_buffer("table", fits, persistent=False)
