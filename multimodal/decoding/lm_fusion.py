@@ -1,5 +1,6 @@
 """Shallow fusion of language models in beam search (Gulcehre et al. 2015)."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,8 @@ from multimodal.tokens.text.tokenizer import Tokenizer
 LanguageModel = Callable[[Tensor], Tensor]
 # fuse(ids of a text) -> what each next token adds to its score [V]
 Fuse = Callable[[tuple[int, ...]], Float[Tensor, "V"]]
+
+KEPT = 32  # texts whose keys and values a `NeuralScorer` keeps for a search text by text; few beams are wider
 
 
 class Added:
@@ -89,6 +92,7 @@ class NeuralScorer:
         self.texts: Tensor | None = None
         self.parents: Tensor | None = None
         self.cache = Cache(0)
+        self.single: dict[tuple[int, ...], Cache] = {}  # of `after`, the latest last
 
     def reorder_rows(self, rows: Int[Tensor, "R"]) -> None:
         """The rows whose texts those of the next call continue."""
@@ -96,17 +100,39 @@ class NeuralScorer:
 
     @torch.inference_mode()
     def __call__(self, ids: Int[Tensor, "R N"]) -> Float[Tensor, "R V"]:
-        parents, context = self._parents(ids), self.model.config.context
-        if parents is None or self.cache.length == context:
-            self.cache = self.model.new_cache()
-            # half, or each further step would recompute the whole context
-            kept = ids if ids.shape[1] < context else ids[:, -(context // 2) :]
-            new = torch.cat([ids.new_full((len(ids), 1), self.bos), kept], 1)
+        parents = self._parents(ids)
+        if parents is None or self.cache.length == self.model.config.context:
+            self.cache, new = self.model.new_cache(), self._whole(ids)
         else:
             self.cache.reorder(parents)
             new = ids[:, -1:]
         self.texts = ids
-        return self.model(new, cache=self.cache, last=1)[:, -1].float().log_softmax(-1)
+        return self._logprobs(new, self.cache)
+
+    @torch.inference_mode()
+    def after(self, ids: tuple[int, ...]) -> Float[Tensor, "V"]:
+        """Natural log-probabilities of the next token of one text. It continues the text without its last token, if
+        that was among the last `KEPT`."""
+        device = next(self.model.parameters()).device
+        text, before = torch.tensor([ids], dtype=torch.long, device=device), self.single.get(ids[:-1])
+        if not ids or before is None or before.length == self.model.config.context:
+            cache, new = self.model.new_cache(), self._whole(text)
+        else:
+            cache, new = copy.deepcopy(before), text[:, -1:]
+        self.single[ids] = cache
+        if len(self.single) > KEPT:
+            del self.single[next(iter(self.single))]
+        return self._logprobs(new, cache)[0]
+
+    def _whole(self, ids: Int[Tensor, "R N"]) -> Int[Tensor, "R M"]:
+        """The start and the texts, or their last half where they fill the context, or each further step would compute
+        the whole context again."""
+        context = self.model.config.context
+        kept = ids if ids.shape[1] < context else ids[:, -(context // 2) :]
+        return torch.cat([ids.new_full((len(ids), 1), self.bos), kept], 1)
+
+    def _logprobs(self, new: Int[Tensor, "R T"], cache: Cache) -> Float[Tensor, "R V"]:
+        return self.model(new, cache=cache, last=1)[:, -1].float().log_softmax(-1)
 
     def _parents(self, ids: Int[Tensor, "R N"]) -> Int[Tensor, "R"] | None:
         """The rows of the last texts that these continue by a token; None if one continues none."""

@@ -277,8 +277,19 @@ def test_a_neural_scorer_equals_the_model_on_each_text():
         with torch.no_grad():
             whole = model(torch.cat([torch.ones(len(rows), 1, dtype=torch.long), ids], 1))[:, -1].log_softmax(-1)
         assert torch.allclose(scorer(ids), whole, atol=1e-5)
+        assert torch.allclose(torch.stack([scorer.after(row) for row in rows]), whole, atol=1e-5)
     for length in range(1, 40):  # far beyond the context
         assert scorer(torch.full((2, length), 3)).exp().sum(-1).tolist() == pytest.approx([1, 1])
+        assert scorer.after((3,) * length).exp().sum().item() == pytest.approx(1)
+
+
+def test_a_neural_scorer_computes_one_token_of_a_text_that_it_knows(monkeypatch):
+    model, counts = tiny_lm(7), []
+    scorer, whole = NeuralScorer(model, bos=1), model.forward
+    monkeypatch.setattr(model, "forward", lambda ids, **options: counts.append(ids.shape[1]) or whole(ids, **options))
+    for text in ("", "2", "3", "24", "35", "241", "352", "243", "66"):
+        scorer.after(tuple(map(int, text)))
+    assert counts == [1, 1, 1, 1, 1, 1, 1, 1, 3]
 
 
 @pytest.mark.ci

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multimodal.decoding.lm_fusion import Fuse, LanguageModel, WordStarts
+from multimodal.decoding.lm_fusion import Fuse, LanguageModel, NeuralScorer, WordStarts
 from multimodal.decoding.transducer import TransducerPath, no_text_probability, transducer_beam, transducer_greedy
 from multimodal.models.speech.transducer import Transducer
 from multimodal.tasks.transcribe.results import WindowTranscript
@@ -19,7 +19,8 @@ def fused(lm: LanguageModel, weight: float, bonus: float, starts: WordStarts, de
 
     def fuse(ids: tuple[int, ...]) -> Float[Tensor, "V"]:
         text = torch.tensor([ids], dtype=torch.long, device=device).reshape(1, len(ids))
-        return (weight * lm(text)[0] + bonus * starts(text)[0].float()).cpu().float()
+        own = lm.after(ids) if isinstance(lm, NeuralScorer) else lm(text)[0]
+        return (weight * own + bonus * starts(text)[0].float()).cpu().float()
 
     return fuse
 
