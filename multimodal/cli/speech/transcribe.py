@@ -164,11 +164,12 @@ def run(options: Namespace) -> int:
         files, wrong = found_files(there, lambda a: [_stdin(Path(piped))] if a == ["-"] else find_audio(a))
         names = {file: STDIN if piped and file.parent == Path(piped) else str(file) for file in files}
         outputs = _outputs(given, names)
+        every = {*names.values()}
         names, refused = _claimed(options, outputs, names)
         code = max(code, wrong, refused)
         if not names:
             return code
-        log = stack.enter_context(_log(Path(given["decode_log"]))) if "decode_log" in given else None
+        log = stack.enter_context(_log(given.get("decode_log"), every - {*names.values()}))
         checkpoint = _checkpoint(options)
         chosen = api_options(given, checkpoint)
         warn_of_no_effect(chosen, checkpoint)
@@ -295,9 +296,17 @@ def _claimed(options: Namespace, outputs: _Outputs, names: Mapping[Path, str]) -
 
 
 @contextmanager
-def _log(path: Path) -> Iterator[_Log]:
-    """Also of a run that was stopped."""
+def _log(name: str | None, skipped: Iterable[str]) -> Iterator[_Log | None]:
+    """Also of a run that was stopped. What an earlier log has of the `skipped` recordings stays in it."""
+    if name is None:
+        yield None
+        return
+    path = Path(name)
+    begin = tuple(json.dumps({"file": name}, ensure_ascii=False)[:-1].encode(errors="backslashreplace")
+                  for name in skipped)  # fmt: skip
+    earlier = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     with opened_output(path, "place") as file:
+        file.writelines(line for line in earlier if line.startswith(begin))
 
         def add(name: str, entries: Iterable[Mapping[str, Any]]) -> None:
             lines = [json.dumps({"file": name, **entry}, ensure_ascii=False) + "\n" for entry in entries]

@@ -249,6 +249,11 @@ def test_the_decode_log_is_lines_of_json(say, fake, clips, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines == [{"file": str(clips / "a.wav"), "seek": 0, "temperature": t} for t in (0.0, 0.2)]
     assert "log" not in json.loads((tmp_path / "out" / "a.json").read_text())
+    (clips / "ab.wav").write_bytes((clips / "b.wav").read_bytes())  # another, and the log keeps what it has of a.wav
+    fake.results = {"ab": heard("ab", log=[{"seek": 8}])}
+    assert say(clips, "-o", tmp_path / "out", "--decode_log", tmp_path / "log.jsonl", "--skip_existing")[0] == 0
+    again = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert again == [*lines, {"file": str(clips / "ab.wav"), "seek": 8}]
 
 
 def test_a_image_is_an_output_like_the_others(say, fake, clips, tmp_path, monkeypatch):
