@@ -21,6 +21,7 @@ from multimodal.models.text import TextTransformer
 from multimodal.models.text_config import TextConfig
 from multimodal.models.whisper import Whisper
 from multimodal.system.files import optional_json, read_json, read_json_value
+from multimodal.tokens.text.tiktokens import WhisperTokenizer
 from multimodal.tokens.text.tokenizer import RECORD
 from multimodal.tokens.text.translation import PiecesTokenizer
 from multimodal.weights.fit import vocabulary_of
@@ -87,6 +88,8 @@ def write_ctranslate2(checkpoint: Checkpoint, parts: Parts, folder: Path, store:
                 spec.decoder.num_heads = np.int16(config.decoder.stack.block.attention.heads)
                 sizes = {"source": spec.get_source_vocabulary_size(), "target": [spec.get_target_vocabulary_size()]}
                 spec._vocabularies |= {side: [*map(_filled, spec._vocabularies[side], sizes[side])] for side in sizes}
+            elif isinstance(checkpoint.tokenizer, WhisperTokenizer):  # a folder of 2022 does not list its languages
+                spec.config.lang_ids = spec.config.lang_ids or sorted(checkpoint.tokenizer.language_tokens)
             return spec
 
     with tempfile.TemporaryDirectory(dir=folder.parent) as place, _quiet():

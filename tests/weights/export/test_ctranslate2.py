@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import multimodal
 from multimodal.errors import UsageError
 from multimodal.export.export import export
+from multimodal.system.assets import asset
 from multimodal.weights.folder import Checkpoint, save_folder
 from multimodal.weights.load import load
 from tests.helpers.data import wordpieces
@@ -201,3 +203,24 @@ def test_a_missing_vocabulary_is_named(tmp_path):
     made.reference.save_pretrained(tmp_path / "model")
     with pytest.raises(UsageError, match=r"needs source\.spm, target\.spm, vocab\.json, which it lacks"):
         export(tmp_path / "model", tmp_path / "out", to="ctranslate2")
+
+
+@pytest.mark.ci
+def test_ctranslate2_holds_a_model_of_ours(tmp_path):
+    export("whisper-mini", tmp_path / "old", to="hf", store="float32")
+    settings = tmp_path / "old" / "generation_config.json"
+    languages = sorted(json.loads(settings.read_text())["lang_to_id"].values())
+    settings.unlink()  # as in folders of 2022
+    with pytest.warns(UserWarning, match="faster-whisper takes windows of 30 s alone, not of 6 s"):
+        export(tmp_path / "old", tmp_path / "out", to="ctranslate2", store="float32")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["lang_ids"] == languages
+    own, features = load("whisper-mini"), torch.randn(1, 80, 600)
+    prompt = own.required_tokenizer().sot_sequence("en", timestamps=False)
+    made = ctranslate2.models.Whisper(str(tmp_path / "out"))
+    found = made.encode(ctranslate2.StorageView.from_array(features.numpy())).to(ctranslate2.DataType.float32)
+    assert torch.allclose(torch.from_numpy(np.array(found)), own.model.encoder(features), atol=1e-4)
+    assert load(tmp_path / "out").model.config == own.model.config
+    assert len(prompt) == 4
+    recording = asset("sample", "german.flac")
+    texts = [multimodal.transcribe(recording, model=str(model))["text"] for model in ("whisper-mini", tmp_path / "out")]
+    assert texts[0] == texts[1] != ""

@@ -18,7 +18,6 @@ from multimodal.export.hf.configs import WRITERS
 from multimodal.export.hf.files import write_tokenizer
 from multimodal.export.hf.folder import parts_of, write_folder
 from multimodal.models.text import TextTransformer
-from multimodal.system.assets import asset
 from multimodal.system.files import optional_json
 from multimodal.tasks.text.embed import embed
 from multimodal.tokens.chat.format import ChatFormat
@@ -362,25 +361,6 @@ def test_what_transformers_lacks_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(UsageError, match="a modernbert is exported from the folder of transformers that it came from"):
         export(tmp_path / "bert", tmp_path / "out", to="hf")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.ci
-def test_ctranslate2_holds_a_model_of_ours(tmp_path):
-    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
-    import ctranslate2
-
-    with pytest.warns(UserWarning, match="faster-whisper takes windows of 30 s alone, not of 6 s"):
-        export("whisper-mini", tmp_path / "out", to="ctranslate2", store="float32")
-    own, features = load("whisper-mini"), torch.randn(1, 80, 600)
-    prompt = own.required_tokenizer().sot_sequence("en", timestamps=False)
-    made = ctranslate2.models.Whisper(str(tmp_path / "out"))
-    found = made.encode(ctranslate2.StorageView.from_array(features.numpy())).to(ctranslate2.DataType.float32)
-    assert torch.allclose(torch.from_numpy(np.array(found)), own.model.encoder(features), atol=1e-4)
-    assert load(tmp_path / "out").model.config == own.model.config
-    assert len(prompt) == 4
-    recording = asset("sample", "german.flac")
-    texts = [multimodal.transcribe(recording, model=str(model))["text"] for model in ("whisper-mini", tmp_path / "out")]
-    assert texts[0] == texts[1] != ""
 
 
 @thin(3, pytest.mark.ci)
