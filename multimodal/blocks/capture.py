@@ -1,5 +1,6 @@
 """Capture of attention weights. Outputs keep their bits."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,30 +8,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-_captured: list[tuple[nn.Module, Tensor]] | None = None
+_captured: dict[int, list[tuple[nn.Module, Tensor]]] = {}  # by thread
 
 
 @contextmanager
 def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Collect (module, weights [B H T S]) of every attention run inside."""
-    global _captured
-    before, _captured = _captured, []
+    """Collect (module, weights [B H T S]) of every attention that this thread runs inside."""
+    thread = threading.get_ident()
+    before, _captured[thread] = _captured.pop(thread, None), []
     try:
-        yield _captured
+        yield _captured[thread]
     finally:
-        _captured = before
+        del _captured[thread]
+        if before is not None:
+            _captured[thread] = before
 
 
 def capturing() -> bool:
-    """True inside `capture_attention`."""
-    return _captured is not None
+    """True inside `capture_attention`, in its thread."""
+    return bool(_captured) and threading.get_ident() in _captured
 
 
 def capture(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float | None = None
 ) -> None:
     """Collect the weights of one attention."""
-    _captured.append((module, attention_weights(query, key, mask, scale, softcap).detach()))
+    _captured[threading.get_ident()].append((module, attention_weights(query, key, mask, scale, softcap).detach()))
 
 
 def attention_weights(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import LayerCache
-from multimodal.blocks.layers import DropPath, FeedForward
+from multimodal.blocks.layers import DropPath, FeedForward, is_customized
 from multimodal.blocks.masks import Local
 
 
@@ -82,11 +82,15 @@ class ConformerConvolution(nn.Module):
         x = zero_padding(F.glu(self.expand(self.before(x)), -1), valid)
         if state is not None:
             x = self.depthwise(state.prepend(x.transpose(1, 2), self.pad[0])).transpose(1, 2)
-        elif x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        elif self._goes_in_order(x):
             x = self._in_order(x)
         else:
             x = self.depthwise(F.pad(x.transpose(1, 2), self.pad)).transpose(1, 2)
         return self.project(F.silu(self._normed(x, valid)))
+
+    def _goes_in_order(self, x: Float[Tensor, "B T D"]) -> bool:
+        eager = x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return eager and not is_customized(self.depthwise)
 
     def _in_order(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """The depthwise convolution of a CPU, without a copy to another order and back: in two dimensions oneDNN takes
@@ -138,4 +142,4 @@ class ConformerBlock(nn.Module):
         return self.norm(x)
 
     def _dropped(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return self.drop(x) if self.training else x
+        return self.drop(x) if self.training or self.drop[0].training else x

@@ -90,7 +90,7 @@ class Connector(nn.Module):
         if config.stack > 1:
             x = F.pad(x, (0, 0, 0, -x.shape[1] % config.stack)).unflatten(1, (-1, config.stack)).flatten(2)
         if self.resampler is not None:
-            x = self.resampler(self.queries.expand(len(x), -1, -1), x)
+            x = self.resampler(self.queries.expand(x.shape[0], -1, -1), x)
         x = self.out(x if self.up is None else self.activation(self.up(x)))
         if self.positions is None:
             return x

@@ -49,6 +49,20 @@ def make_norm(kind: str, width: int, eps: float) -> nn.Module:
     return NORMS[kind](width, eps=eps)
 
 
+def has_hooks(model: nn.Module) -> bool:
+    """Return True if a module has hooks that its calls run, such as those of pruning."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def is_customized(model: nn.Module) -> bool:
+    """Return True if a module has hooks or a `forward` that is neither PyTorch's nor ours, as peft's adapters: what
+    reads its weights in place of calling it would miss them."""
+    return has_hooks(model) or any(
+        "forward" in vars(part) or not type(part).forward.__module__.startswith(("torch.nn.", "multimodal."))
+        for part in model.modules()
+    )
+
+
 class FeedForward(nn.Module):
     """down(act(up x)), or down(act(gate x) · up x) when gated (Shazeer 2020). `inner_norm`: epsilon of a LayerNorm
     before `down` (EVA-02, Fang et al. 2023); None: none."""
@@ -66,7 +80,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
         hidden = hidden if self.norm is None else self.norm(hidden)
-        return self.down(self.dropout(hidden) if self.training else hidden)
+        return self.down(self.dropout(hidden) if self.dropout.training else hidden)
 
 
 class LayerScale(nn.Module):

@@ -161,8 +161,8 @@ class RelativeTerm(nn.Module):
 
     def table(self, furthest: int, count: int) -> Float[Tensor, "H R E"]:
         """The projected sinusoids of `count` distances from `furthest` down."""
-        distances = torch.arange(furthest, furthest - count, -1, device=self.project.weight.device)
-        made = self.project(sinusoids(distances, self.width, offset=0).to(self.project.weight.dtype))
+        distances = torch.arange(furthest, furthest - count, -1, device=self.content.device)
+        made = self.project(sinusoids(distances, self.width, offset=0).to(self.content.dtype))
         return made.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
 
@@ -339,6 +339,6 @@ class Rotation:
         if self.cos.shape[-1] < x.shape[-1]:
             turned, rest = x.split((self.cos.shape[-1], x.shape[-1] - self.cos.shape[-1]), -1)
             return torch.cat([self(turned), rest], -1)
-        wide = x.float()
+        wide = x if x.dtype == torch.float64 else x.float()
         swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if self.interleaved else wide.roll(self.half, -1)
         return (wide * self.cos + swapped * self.sin).to(x.dtype)

@@ -13,7 +13,7 @@ from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
 from multimodal.blocks.capture import capturing
 from multimodal.blocks.experts import Experts, ExpertsConfig, GroupedFeed
-from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, make_norm
+from multimodal.blocks.layers import DropPath, FeedForward, LayerScale, has_hooks, make_norm
 from multimodal.blocks.linear_attention import LinearAttention
 from multimodal.blocks.masks import Causal, merge
 from multimodal.blocks.positions import Disentangled, GatedBias
@@ -95,7 +95,7 @@ class Branch(nn.Module):
             branch = self.out_norm(branch.to(self.out_norm.weight.dtype))
         branch = branch if self.factor == 1 else branch * self.factor
         branch = branch if self.scale is None else self.scale(branch)
-        x = (x if onto is None else onto) + (self.drop(branch) if self.training else branch)
+        x = (x if onto is None else onto) + (self.drop(branch) if self.training or self.drop[0].training else branch)
         return self.norm(x) if self.post else x
 
     def normed(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -170,7 +170,7 @@ class Block(nn.Module):
         keys = branch.normed(x)
         if mask is not None and mask.shape[-2] > 1:  # [T S] or [B H T S]
             heads = mask.shape[1] if mask.ndim == 4 else 1
-            mask = mask.expand(len(x), heads, *mask.shape[-2:]).transpose(1, 2)
+            mask = mask.expand(x.shape[0], heads, *mask.shape[-2:]).transpose(1, 2)
             mask = select_positions(mask, only).transpose(1, 2)
         x = branch(select_positions(x, only), lambda h: self.attention(h, keys, mask=mask))
         return self.feed_branch(x, self.feed)
@@ -178,7 +178,7 @@ class Block(nn.Module):
 
 def select_positions(x: Float[Tensor, "B T *D"] | Bool[Tensor, "B T *D"], only: Int[Tensor, "B"]) -> Tensor:
     """One position of each row: [B 1 *D]."""
-    return x[torch.arange(len(x), device=x.device), only][:, None]
+    return x[torch.arange(x.shape[0], device=x.device), only][:, None]
 
 
 class Stack(nn.Module):
@@ -218,15 +218,16 @@ class Stack(nn.Module):
         biases: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """`states` receives the input of each block and then the output after the final norm. `only`: return one
-        position of each row [B 1 D]; without gradients, source, rotation, cache, `states` and capture the last block
-        uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final norm.
-        `group`: of each row, for grouped blocks. `pattern`: numbers of layers with a mask and rotation of their own,
-        and these. `biases`: a float mask [H T T] for each layer, beside the mask."""
+        position of each row [B 1 D]; without gradients, source, rotation, cache, `states`, hooks and capture the last
+        block uses the others as keys alone, which saves most of its work. `layers`: run so many blocks and no final
+        norm. `group`: of each row, for grouped blocks. `pattern`: numbers of layers with a mask and rotation of their
+        own, and these. `biases`: a float mask [H T T] for each layer, beside the mask."""
         if valid is not None:
             x = torch.where(valid[..., None], x, 0)
         others = (
-            capturing() or torch.is_grad_enabled() or self.config.block.parallel is not None
+            only is None or capturing() or torch.is_grad_enabled() or self.config.block.parallel is not None
             or any(p is not None for p in (source, rotate, cache, states, layers, group, pattern, biases))
+            or has_hooks(self.last)  # they see all positions, as with gradients
         )  # fmt: skip
         alone = None if others else only
         for layer in range(self.config.layers if layers is None else layers):

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from multimodal.blocks.layers import is_customized
 from multimodal.blocks.masks import padding
 
 PART = 6000  # frames, a minute
@@ -34,7 +35,7 @@ class Subsample(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Int[Tensor, "B"]]:
         """Frames and their number in each row. Padding has no influence."""
         eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if eager and (features.is_cpu or features.shape[1] > PART):
+        if eager and (features.is_cpu or features.shape[1] > PART) and not is_customized(self):
             return self._in_parts(features, lengths)
         x = features[:, None]
         for stage in range(len(self.depthwise) + 1):
@@ -76,7 +77,12 @@ class Subsample(nn.Module):
     def halve(self, stage: int, x: Float[Tensor, "B C F M"], padding: int = 0) -> Float[Tensor, "B D T K"]:
         """One convolution, T = ⌊(F + 2·padding - 1) / 2⌋; `x` includes the other padding frames at both ends."""
         conv = self.depthwise[stage - 1] if stage else self.first
-        x = F.conv2d(x, conv.weight, conv.bias, 2, (padding, 1), groups=conv.groups)
+        if padding:
+            x = conv(x)
+        elif is_customized(conv):
+            x = conv(F.pad(x, (0, 0, 1, 0)))[:, :, 1 : 1 + (x.shape[2] - 1) // 2]
+        else:
+            x = F.conv2d(x, conv.weight, conv.bias, 2, (0, 1), groups=conv.groups)
         return F.relu(self.pointwise[stage - 1](x) if stage else x)
 
     def flat(self, x: Float[Tensor, "B C T M"]) -> Float[Tensor, "B T D"]:

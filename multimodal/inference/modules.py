@@ -80,11 +80,6 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     return type(value)() if empty else copy.deepcopy(value, memo)
 
 
-def has_hooks(model: nn.Module) -> bool:
-    """Return True if a module has hooks that its calls run, such as those of pruning: replacements would not."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-
-
 def replace_modules(root: nn.Module, choose: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """Put `choose(module)` in the place of every module below `root`; return `choose(root)`."""
     for parent in reversed(list(root.modules())):  # parts before the whole

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
+from multimodal.blocks.layers import is_customized
 from multimodal.blocks.stack import Block, Stack
 from multimodal.errors import UsageError
 from multimodal.inference import cuda_graphs
@@ -16,7 +17,7 @@ from multimodal.inference.bf16_attention import BlockedAttention
 from multimodal.inference.encoders import PreparedViT, fold_norms, prepare_speech
 from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_fuse, can_join, plain_norm
 from multimodal.inference.int8 import Int8Linear
-from multimodal.inference.modules import Frozen, copy_module, has_hooks, replace_modules
+from multimodal.inference.modules import Frozen, copy_module, replace_modules
 from multimodal.inference.native.attention import attend_natively, prefers_native_attention
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
 from multimodal.inference.native.encoder import in_native, prefers_int8, prefers_native
@@ -55,7 +56,8 @@ def prepare_for_inference(
     PyTorch can neither move, cast, save nor copy them; those calls raise UsageError. Do not edit the rest in place;
     change the original and prepare that.
 
-    A model with forward hooks keeps its modules, which call the same hooks as the original's, and so is slower.
+    A model with forward hooks, adapters of peft or other modules that are not ours keeps its modules and hooks, and so
+    is slower.
 
     `auto`: on a CPU Whisper's encoder in bfloat16 where that is the quicker type, and all else in float32; on a GPU
     Whisper in float16, a Conformer's encoder and image or text models in bfloat16. `int8` (CPU only): as `auto`, with
@@ -66,8 +68,8 @@ def prepare_for_inference(
     outputs are float32; likewise a text or any-to-text model's on a CPU, where a decoder without a source has the type
     too. On a GPU the whole text model has the type.
 
-    Raises UsageError for an unknown type, a type that the device or the model does not support (int8: one with hooks),
-    a model of another kind, and a model prepared for another type or device."""
+    Raises UsageError for an unknown type, a type that the device or the model does not support (int8: one with hooks or
+    adapters), a model of another kind, and a model prepared for another type or device."""
     model = checkpoint.model
     device = usable_device(next(model.parameters()).device if device is None else device)
     _check(checkpoint, compute_type, device)
@@ -99,7 +101,7 @@ def usable_device(name: str | torch.device) -> torch.device:
 
 def _convert(model: nn.Module, compute_type: str, device: torch.device) -> nn.Module:
     dtype, rest = _types(model, compute_type, device)
-    towers, fast = _towers(model, device), not has_hooks(model)
+    towers, fast = _towers(model, device), not is_customized(model)
     made = _in_types(model, towers, dtype, rest, device)
     if device.type == "cpu":
         keep_freed_memory()
@@ -294,8 +296,10 @@ def _check(checkpoint: Checkpoint, compute_type: str, device: torch.device) -> N
             f"model {checkpoint.source}: compute_type needs a model for images, text or transcription, "
             f"got {checkpoint.kind}"
         )
-    if compute_type == "int8" and has_hooks(model):
-        raise UsageError(f"model {checkpoint.source}: compute_type='int8' replaces modules, which have forward hooks")
+    if compute_type == "int8" and is_customized(model):
+        raise UsageError(
+            f"model {checkpoint.source}: compute_type='int8' replaces modules, which have forward hooks or adapters"
+        )
     if compute_type == "int8" and not speech and not _decoders(model) and not _encodes_in_int8(model, compute_type):
         raise UsageError(
             f"model {checkpoint.source}: compute_type='int8' of a {checkpoint.kind} model needs a C++ compiler and a "

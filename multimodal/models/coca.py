@@ -44,7 +44,7 @@ class AttentionPool(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "B N _"], valid: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B Q D"]:
-        query = self.query_norm(self.query).expand(len(tokens), -1, -1)
+        query = self.query_norm(self.query).expand(tokens.shape[0], -1, -1)
         mask = None if valid is None else key_mask(valid)
         return self.norm(self.attention(query, self.source_norm(tokens), mask))
 
@@ -128,7 +128,7 @@ class CoCa(CLIP):
         """Unit vectors and tokens. The model pads texts to the whole context, with the class token behind; since that
         sees only the first padding, one is enough."""
         ids = F.pad(ids, (0, int(ids.shape[1] < self.caption_context)), value=self.config.pad_id)
-        last = (self.text_class + self.text_class_position).expand(len(ids), 1, -1)
+        last = (self.text_class + self.text_class_position).expand(ids.shape[0], 1, -1)
         mask = self._mask(F.pad(ids, (0, 1)), ids.shape[1] + 1)
         tokens = self.text.stack(torch.cat([self.text.stem(ids), last], 1), mask=mask)
         pooled = self.text_norm(tokens[:, -1])

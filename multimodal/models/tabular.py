@@ -71,8 +71,8 @@ class FTTransformer(nn.Module):
         values = torch.where(unknown, 0, normal_scores(numbers.nan_to_num(), self.quantiles)).to(self.weight.dtype)
         tokens = values[..., None] * self.weight + unknown[..., None] * self.missing
         tokens = torch.cat([tokens, self.table(categories + firsts.long())], 1) + self.bias
-        tokens = torch.cat([self.class_token.expand(len(tokens), 1, -1), tokens], 1)
-        first = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+        tokens = torch.cat([self.class_token.expand(tokens.shape[0], 1, -1), tokens], 1)
+        first = torch.zeros(tokens.shape[0], dtype=torch.long, device=tokens.device)
         state = self.stack(tokens, only=first)[:, 0]
         return self.head(torch.relu(state)).double() * self.scale + self.shift
 

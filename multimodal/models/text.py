@@ -150,9 +150,9 @@ class TextTransformer(nn.Module):
         added = self._added(past, ids.shape[1], self._index(past, ids.shape[1], cache, positions))
         x = x if added is None else x + added.to(x.dtype)
         if self.segments is not None:
-            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+            x = x + self.segments(ids.new_zeros(1) if segments is None else segments)
         x = x if self.norm is None else self.norm(x)
-        x = self.dropout(x) if self.training else x
+        x = self.dropout(x) if self.dropout.training else x
         return x if self.widen is None or self.narrow is not None else self.widen(x)
 
     def states(

@@ -101,7 +101,7 @@ class MapPool(nn.Module):
 
     def forward(self, tokens: Float[Tensor, "B N D"], valid: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B D"]:
         mask = None if valid is None else key_mask(valid)
-        x = self.attention(self.query.expand(len(tokens), -1, -1), tokens, mask=mask)
+        x = self.attention(self.query.expand(tokens.shape[0], -1, -1), tokens, mask=mask)
         return (x + self.feed(self.norm(x)))[:, 0]
 
 
@@ -143,7 +143,7 @@ class ViT(nn.Module):
         x = self.embed(images if self.conv_stem is None else self.conv_stem(images)).flatten(2).transpose(1, 2)
         prefix = [t for t in (self.class_token, self.registers) if t is not None]
         if prefix:
-            x = torch.cat([torch.cat(prefix).expand(len(x), -1, -1).to(x.dtype), x], 1)
+            x = torch.cat([torch.cat(prefix).expand(x.shape[0], -1, -1).to(x.dtype), x], 1)
         if self.positions is not None:
             x = x + self.grid_positions(self._grid(images)).to(x.dtype)
         return x if self.stem_norm is None else self.stem_norm(x)
@@ -166,7 +166,7 @@ class ViT(nn.Module):
         angles = self._angles(grid, device)
         if keep is not None:
             own = self.config.prefix
-            angles = torch.cat([angles[:own].expand(len(keep), -1, -1), angles[own:][keep]], 1)
+            angles = torch.cat([angles[:own].expand(keep.shape[0], -1, -1), angles[own:][keep]], 1)
         return Rotation(angles, self.config.rotary.interleaved)
 
     def _angles(self, grid: tuple[int, int], device: torch.device) -> Float[Tensor, "N R"]:
@@ -189,7 +189,7 @@ class ViT(nn.Module):
             patches = x[:, own:].gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
             x = torch.cat([x[:, :own], patches], 1)
         with preferred_kernels(x):
-            only = x.new_zeros(len(x), dtype=torch.long) if first else None
+            only = x.new_zeros(x.shape[0], dtype=torch.long) if first else None
             rotate = self.rotation(self._grid(images), x.device, keep)
             return self.stack(x, states=states, only=only, layers=layers, rotate=rotate)
 

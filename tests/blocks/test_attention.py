@@ -1,5 +1,7 @@
 """Attention against plain loops and torch's own; masked rows, caches and captured weights."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -138,12 +140,14 @@ def test_capturing_changes_nothing_and_tells_the_truth(name, relative):
     assert len(captured) == 1
 
 
-def test_capturing_nests_and_ends_after_an_error():
+def test_capturing_nests_ends_after_an_error_and_is_of_its_thread():
     module, x = attention(), noise(B, T, D)
     with capture_attention() as outer:
         with pytest.raises(RuntimeError), capture_attention() as inner:
             module(x, source=module(x)[..., :3])  # misshapen: the inner call alone is kept
         module(x)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(module, x).result()
         module(x)
     module(x)
     assert (len(outer), len(inner)) == (2, 1)

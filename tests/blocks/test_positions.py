@@ -90,6 +90,8 @@ def test_rotary_equals_llamas():
     turn = rotary(positions, 8)
     assert_close((turn(query), turn(key)), expected, atol=1e-5, rtol=0)
     assert_close(rotary(positions[1], 8)(query)[1], expected[0][1], atol=1e-5, rtol=0)
+    wide = query.double()
+    assert_close(3 * turn(wide / 3), turn(wide), atol=1e-12, rtol=0)  # in float64 throughout
 
 
 def test_interleaved_rotary_is_complex_multiplication():

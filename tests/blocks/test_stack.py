@@ -121,6 +121,9 @@ def test_dropout_acts_in_training_only():
     stack, x = Stack(config(dropout=0.5)), noise(B, T, D)
     assert torch.equal(stack.eval()(x), stack(x))
     assert not torch.equal(stack.train()(x), stack(x))
+    for part in stack.eval().modules():  # Monte Carlo dropout
+        part.training = isinstance(part, nn.Dropout)
+    assert not torch.equal(stack(x), stack(x))
 
 
 @pytest.mark.parametrize("drop_path", [0.0, 0.5])

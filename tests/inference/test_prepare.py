@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -200,6 +201,25 @@ def test_a_prepared_model_calls_all_hooks_and_has_pruned_weights(name: str, kind
     assert found == run_once(model) or kind == "bfloat16"
     with pytest.raises(UsageError, match="int8' replaces modules, which have forward hooks"):
         prepare_for_inference(given, "int8")
+
+
+class Added(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("adapter", ["peft", "subclass"])
+@torch.no_grad()
+def test_a_prepared_model_keeps_adapters(adapter: str):
+    model = tiny.made("text-llama").eval()
+    plain, inner = run_once(model), [f"stack.blocks.{i}.attention.{name}" for i in (0, 1) for name in ("query", "key")]
+    if adapter == "peft":
+        inject_adapter_in_model(LoraConfig(r=2, target_modules=inner, init_lora_weights=False), model)
+    else:
+        for name in inner:
+            model.get_submodule(name).__class__ = Added
+    made = prepare_for_inference(Checkpoint(model, source="tiny"), "float32").model
+    assert run_once(made) == run_once(model) != plain
 
 
 def run_once(model: nn.Module) -> list[Any]:

@@ -58,8 +58,8 @@ class GIT(nn.Module):
         size, past = source.shape[1], cache.length if cache else 0
         x = self.decoder.stem(ids, max(past - size, 0))
         if not past:
-            x = torch.cat([source.repeat_interleave(len(ids) // len(source), 0), x], 1)
-            valid = None if valid is None else torch.cat([valid.new_ones(len(ids), size), valid], 1)
+            x = torch.cat([source.repeat_interleave(ids.shape[0] // source.shape[0], 0), x], 1)
+            valid = None if valid is None else torch.cat([valid.new_ones(ids.shape[0], size), valid], 1)
         mask = prefix(x.shape[1], past + x.shape[1], size, ids.device) if x.shape[1] > 1 else None
         if valid is not None:
             mask = mask & key_mask(valid)

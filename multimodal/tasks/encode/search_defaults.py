@@ -47,7 +47,8 @@ def forced_token(checkpoint: Checkpoint, name: str) -> int | None:
 
 
 def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> dict[str, Any]:
-    """The options of `kind` that the checkpoint asks for, replaced by those `given`. Where these sample, no beams.
+    """The options of `kind` that the checkpoint asks for, replaced by those `given`. Where these sample, no beams; a
+    least length is at most the greatest.
 
     Raises CheckpointError for a value that cannot be."""
     asked, found = search_settings(checkpoint), dict[str, Any]()
@@ -59,8 +60,9 @@ def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type
             raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name}: {error}") from None
     if any(given.get(name, off) != off for name, off in SAMPLED.items()):
         found = {name: value for name, value in found.items() if name not in ("beam_size", "early_stopping")}
-    if "min_tokens" in found and found["min_tokens"] > given.get("max_new_tokens", found["min_tokens"]):
-        del found["min_tokens"]
+    if "min_tokens" in found:  # no end before the text is cut, as in transformers
+        most = (found | given).get("max_new_tokens", kind.declared["max_new_tokens"].default)
+        found["min_tokens"] = min(found["min_tokens"], most)
     return found | given
 
 

@@ -14,11 +14,14 @@ from multimodal.models.encoder_decoder import EncoderDecoder
 from multimodal.models.text import TextTransformer
 from multimodal.tasks.encode.arguments import FillMaskArguments
 from multimodal.tasks.encode.loaded import Model, loaded
+from multimodal.tasks.encode.search_defaults import warn_of_search
 from multimodal.tasks.text.fill_spans import fill_spans, spelling
-from multimodal.tasks.text.options import FillMaskOptions
+from multimodal.tasks.text.options import FillMaskOptions, GenerateOptions
 from multimodal.tokens.text.tokenizer import Tokenizer, texts_of
 from multimodal.weights.encode import evaluating
 from multimodal.weights.folder import Checkpoint
+
+OF_DECODERS = ("beam_size", "max_new_tokens")
 
 
 def fill_mask(
@@ -38,9 +41,11 @@ def fill_mask(
     if isinstance(network, EncoderDecoder):
         if settings.iterations > 1:
             raise UsageError(f"is for masked language models, {checkpoint.source} has a decoder", argument="iterations")
+        warn_of_search(checkpoint, options, GenerateOptions)
+        chosen = {name: getattr(settings, name) for name in OF_DECODERS if options.get(name) is not None}
         with evaluating(network):
-            return fill_spans(texts, checkpoint, settings)
-    if decoder := [name for name in ("beam_size", "max_new_tokens") if name in options]:
+            return fill_spans(texts, checkpoint, chosen)
+    if decoder := [name for name in OF_DECODERS if name in options]:
         raise UsageError(f"is for an encoder-decoder, {checkpoint.source} has no decoder", argument=decoder[0])
     if top_k > network.config.vocabulary:
         raise UsageError(f"top_k must be from 1 to the vocabulary size {network.config.vocabulary} (got {top_k})")

@@ -1,40 +1,39 @@
 """Masked spans filled by an encoder-decoder: BART writes the whole text, T5 what stands for each sentinel."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, takewhile, zip_longest
 from typing import Any
 
-import torch
-
-from multimodal.decoding.beam_search import beam_search, per_token
-from multimodal.decoding.logits import force
-from multimodal.decoding.sampling import cross_attention_step, greedy
 from multimodal.errors import TextError, UsageError
-from multimodal.inference.modules import inference_mode
-from multimodal.models.encoder_decoder import EncoderDecoder
-from multimodal.tasks.text.options import FillMaskOptions
+from multimodal.tasks.encode.search_defaults import search_defaults
+from multimodal.tasks.text.generate import TextWriter
+from multimodal.tasks.text.options import GenerateOptions, options_for
 from multimodal.tokens.text.tokenizer import Tokenizer
 from multimodal.weights.folder import Checkpoint
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
+LENGTH_FACTOR, LENGTH_EXTRA = 2, 50  # greatest number of tokens, from those of the masked text
 BART = "bart"  # begins the format of cards of transformers' BART, whose texts have a bos on both sides
 
 
-@inference_mode()
-def fill_spans(texts: Sequence[str], checkpoint: Checkpoint, options: FillMaskOptions) -> list[dict[str, Any]]:
+def fill_spans(texts: Sequence[str], checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each text `filled`, and `score`, the mean log-probability of the decoder's tokens; with sentinels
     (<extra_id_0>, Raffel et al. 2020) also `spans`, the text of each in order.
 
     Otherwise masks (Lewis et al. 2020: a mask is a span of any length) and `filled` is the decoder's text, as
-    transformers' `generate` gives it. Raises UsageError for a model that knows neither, TextError."""
-    network, tokenizer = checkpoint.model, checkpoint.required_tokenizer()
+    transformers' `generate` gives it. `options`: of `GenerateOptions`; others are those of the checkpoint. Raises
+    UsageError for a model that knows neither, TextError."""
+    tokenizer = checkpoint.required_tokenizer()
     framed = checkpoint.card.get("format", "").startswith(BART) and tokenizer.bos_id is not None
     rows = [span_ids(text, checkpoint, framed) for text in texts]
     results = []
     for text, row in zip(texts, rows, strict=True):
-        made, logprob = _written(network, tokenizer, row, framed, options)
-        result = {"text": text, "score": logprob / (len(made) + 1)}
+        most = {"max_new_tokens": LENGTH_FACTOR * len(row) + LENGTH_EXTRA}
+        writer = TextWriter(checkpoint, options_for(search_defaults(checkpoint, most | options, GenerateOptions)))
+        writer.first = tokenizer.bos_id if framed else None
+        ((best,),) = writer([row])
+        made, result = best.ids, {"text": text, "score": best.logprob / (len(best.ids) + 1)}
         if SENTINEL.search(text):
             found = _spans(made, tokenizer)
             spans = [found.get(int(number), "") for number in SENTINEL.findall(text)]
@@ -88,25 +87,6 @@ def span_ids(text: str, checkpoint: Checkpoint, framed: bool) -> list[int]:
     if config.limit and len(ids) > config.limit:
         raise TextError(f"text {text[:40]!r}: has {len(ids)} tokens, the model's context is {config.limit}")
     return ids
-
-
-def _written(
-    network: EncoderDecoder, tokenizer: Tokenizer, row: list[int], framed: bool, options: FillMaskOptions
-) -> tuple[list[int], float]:
-    """Ids that the decoder writes, and their log-probability."""
-    device = network.decoder.device
-    step = cross_attention_step(network.decode, network.encode(torch.tensor([row], device=device)))
-    ids = torch.full((1, 1), network.config.start_id, device=device)
-    room = options.max_new_tokens or 2 * len(row) + 50
-    limit = network.decoder.config.limit
-    processors = [force([tokenizer.bos_id], 1)] if framed else []
-    common = {"eos": tokenizer.eos_id, "max_new": room if limit is None else min(room, limit), "processors": processors}
-    if options.beam_size > 1:
-        made = beam_search(step, ids, network.decoder.new_cache(), beams=options.beam_size, early_stopping=False,
-                           length_penalty=per_token(1.0), **common)  # fmt: skip
-    else:
-        made = greedy(step, ids, network.decoder.new_cache(), **common)
-    return made.ids[0], made.logprobs[0]
 
 
 def _spans(ids: Sequence[int], tokenizer: Tokenizer) -> dict[int, str]:

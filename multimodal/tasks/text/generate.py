@@ -145,6 +145,7 @@ class TextWriter:
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
         self.seeds: Sequence[int] = ()  # of each prompt of a call; (): the options' for all
         self.prefix = self.encoder is None and checkpoint.card.get("objective") == "prefix"
+        self.first: int | None = None  # of an encoder-decoder's text, where the checkpoint forces no other
         self.ends = end_ids(checkpoint)
         # context of the prompt: an encoder-decoder's answer has its own
         config = self.decoder.config if self.encoder is None else self.encoder.config.encoder
@@ -342,8 +343,8 @@ class TextWriter:
         limit, whatever their prompts."""
         if self.encoder is None:
             return []
-        tokens = [forced_token(self.checkpoint, name) for name in FORCED]
-        places = zip(tokens, (start, start + limit - 1), strict=True)
+        first, last = (forced_token(self.checkpoint, name) for name in FORCED)
+        places = ((self.first if first is None else first, start), (last, start + limit - 1))
         return [processors.force([token], at) for token, at in places if token is not None]
 
     @property

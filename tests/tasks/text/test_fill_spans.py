@@ -53,15 +53,17 @@ def generated(folder, text: str, **options) -> list[int]:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("beams", [1, 3])
-def test_bart_writes_the_whole_text_as_generate_does(folders, beams):
+@pytest.mark.parametrize(("given", "asked"), [
+    ({"beam_size": 1}, {}), ({"beam_size": 3}, {}),
+    ({}, {"num_beams": 3, "no_repeat_ngram_size": 2}),  # by generation_config.json
+])  # fmt: skip
+def test_bart_writes_the_whole_text_as_generate_does(folders, given, asked):
     from transformers import AutoTokenizer
 
     checkpoint, tokenizer = load(folders / "bart"), AutoTokenizer.from_pretrained(folders / "bart")
-    for text, mine in zip(
-        BART_TEXTS, fill_mask(BART_TEXTS, checkpoint, beam_size=beams, max_new_tokens=12), strict=True
-    ):
-        options = {"num_beams": beams, "max_new_tokens": 12, "forced_bos_token_id": 0, "forced_eos_token_id": None}
+    checkpoint.card["generation"] |= asked
+    for text, mine in zip(BART_TEXTS, fill_mask(BART_TEXTS, checkpoint, max_new_tokens=12, **given), strict=True):
+        options = {"num_beams": given.get("beam_size"), "max_new_tokens": 12, "forced_bos_token_id": 0} | asked
         theirs = generated(folders / "bart", text, **options)
         assert mine["filled"] == tokenizer.decode(theirs, skip_special_tokens=True).strip()
         assert mine["filled"]

@@ -101,6 +101,10 @@ def test_transformers_defaults_count_where_they_are_asked_for(file, beams, most,
     assert asked_of(checkpoint, {}).beam_size == beams
     checkpoint = Checkpoint(checkpoint.model, letters(made.config["vocab_size"]), card=checkpoint.card)
     assert Generator(checkpoint).writer.options.max_new_tokens == most
+    checkpoint.card["generation"] = {"min_length": 57, "max_length": 143}
+    assert Generator(checkpoint, max_new_tokens=8).writer.options.min_tokens == 8  # no end before the cut
+    checkpoint.card["generation"] = {"min_length": 57, "max_length": 21}
+    assert Generator(checkpoint).writer.options.min_tokens == 20
 
 
 def test_a_value_that_cannot_be_is_refused():
