@@ -6,7 +6,6 @@ Intel's and slow on AMD's), so models measure while they are prepared and never 
 built-in ones."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from multimodal.errors import MultimodalError
 from multimodal.system.compiled import processor
+from multimodal.system.config import is_on
 from multimodal.system.files import cache_folder, read_json, write_whole
 
 Way = Callable[[Tensor], Callable[[Tensor], Tensor]]  # weight [N K] → rows [B K] → [B N]
@@ -47,7 +47,7 @@ def remembered(question: str, answers: Container[str], usual: str, measure: Call
     """The answer of `measure` on this machine, kept for the next time; `usual` if measuring is off or has taken too
     long."""
     global _spent
-    if os.environ.get("MULTIMODAL_TUNE") == "0":
+    if not is_on("MULTIMODAL_TUNE"):
         return usual
     name = machine()
     if name not in _known:

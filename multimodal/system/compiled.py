@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from multimodal.errors import UsageError
+from multimodal.system.config import is_on
 from multimodal.system.files import cache_folder, printable, say, write_whole
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
@@ -39,7 +40,7 @@ def load_compiled(
     to compile `what` and says so on stderr, as does one that fails: `without`, and why.
 
     None without a compiler, with MULTIMODAL_NATIVE=0, and if not `build` for what has not been compiled yet."""
-    if os.environ.get("MULTIMODAL_NATIVE") == "0" or sys.platform == "win32":
+    if not is_on("MULTIMODAL_NATIVE") or sys.platform == "win32":
         return None
     try:
         path = _compiled(sources, what, flags, build)

@@ -1,4 +1,4 @@
-"""Default models: of the environment, the user's configuration file, or as shipped."""
+"""Settings of the environment, and default models: of it, the user's configuration file, or as shipped."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ from multimodal.errors import UsageError, did_you_mean
 from multimodal.system.assets import DEFAULT_MODELS
 
 SHIPPED = "shipped"
+SWITCH = dict.fromkeys(("", "1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 
 class DefaultModel(NamedTuple):
@@ -15,6 +16,14 @@ class DefaultModel(NamedTuple):
 
     model: str
     source: str
+
+
+def is_on(name: str) -> bool:
+    """Value of a switch in the environment, which is on where it is not set. Raises UsageError for other words."""
+    text = os.environ.get(name, "")
+    if (word := text.strip().lower()) not in SWITCH:
+        raise UsageError(f"{name}: expected 0 or 1 (got {text!r:.40})")
+    return SWITCH[word]
 
 
 def config_file() -> Path:

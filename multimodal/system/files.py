@@ -250,6 +250,23 @@ def _write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def append_whole(path: Path, data: bytes, at: int | None = None) -> None:
+    """Append to a file, or replace what follows its byte `at`. An error leaves none of `data`. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        at = os.lseek(file, 0 if at is None else at, os.SEEK_END if at is None else os.SEEK_SET)
+        os.ftruncate(file, at)
+        while data:
+            data = data[os.write(file, data) :]
+    except OSError:
+        if at is not None:
+            with suppress(OSError):
+                os.ftruncate(file, at)
+        raise
+    finally:
+        os.close(file)
+
+
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """Yield a new folder, which replaces `folder` at the end; after an error `folder` is as before."""
@@ -272,7 +289,11 @@ def replacing(folder: Path) -> Iterator[Path]:
 def _replace_folder(made: Path, folder: Path) -> None:
     import shutil  # slow: not for --help
 
-    if folder.exists():
+    if not folder.exists():
+        made.rename(folder)
+        return sync(folder.parent)
+    old = made
+    if not _exchange(made, folder):
         old = made.with_name(made.name + ".old")
         folder.rename(old)
         try:
@@ -280,10 +301,17 @@ def _replace_folder(made: Path, folder: Path) -> None:
         except OSError:
             old.rename(folder)
             raise
-        shutil.rmtree(old)
-    else:
-        made.rename(folder)
     sync(folder.parent)
+    shutil.rmtree(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders at once, so that a kill between two renames loses none. False where the system cannot."""
+    import ctypes  # slow: not for --help
+
+    call = getattr(ctypes.CDLL(None), "renameat2", None)  # of glibc 2.28
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def sync(path: Path) -> None:
@@ -321,7 +349,7 @@ def cache_folder() -> Path:
     """Folder of what may be deleted at any time: $MULTIMODAL_CACHE, else `multimodal` in the user's cache folder.
     Raises UsageError without a home."""
     if own := os.environ.get("MULTIMODAL_CACHE"):
-        return Path(own)
+        return Path(os.path.expanduser(own))
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multimodal"
     except RuntimeError:

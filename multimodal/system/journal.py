@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimodal.errors import UsageError
+from multimodal.system.files import append_whole
 from multimodal.system.locks import lock, unlock
 from multimodal.system.signals import unbroken
 
@@ -69,25 +70,11 @@ class Journal:
         data = line if self._size else self._head + line
         try:
             with unbroken():
-                self._append(data)
+                append_whole(self.path, data, self._size)
         except OSError as error:
             kept = f"; {self.count} records are kept" if self.count else ""
             raise UsageError(f"{self.path}: cannot be written ({error.strerror}{kept})") from None
         self._size, self.count = self._size + len(data), self.count + 1
-
-    def _append(self, data: bytes) -> None:
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            os.ftruncate(file, self._size)
-            os.lseek(file, self._size, os.SEEK_SET)
-            while data:
-                data = data[os.write(file, data) :]
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(file, self._size)
-            raise
-        finally:
-            os.close(file)
 
     def close(self, finished: bool) -> None:
         """Let others in. `finished`: remove the journal."""

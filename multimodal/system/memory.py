@@ -14,6 +14,8 @@ NO_MEMORY = "allocate memory|out of memory|Storage size calculation overflowed|A
 # Bytes that a C library of glibc keeps for the next call once a block of them has been freed (mallopt(3), dynamic
 # thresholds).
 KEPT = 31 << 20
+# A container's limit: of cgroup v2, and of v1, whose "none" is beyond any memory.
+CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -55,8 +57,7 @@ def available() -> int:
     limits = [os.sysconf("SC_PHYS_PAGES") * page]
     if system := re.search(r"MemAvailable:\s+(\d+) kB", _text("/proc/meminfo")):
         limits.append(int(system[1]) * 1024)
-    if (container := _text("/sys/fs/cgroup/memory.max").strip()).isdecimal():
-        limits.append(int(container))
+    limits += [int(text) for text in map(_text, CONTAINER) if text.strip().isdecimal()]
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         used = _text("/proc/self/statm").split()

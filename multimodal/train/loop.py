@@ -215,7 +215,9 @@ class Loop:
             log.info("%d parameters, %d of them trained", *sizes(self.objective.model))
             self.begin()
             if self.rank == 0:
-                self.log = TrainingLog(s.run, s.steps, s.log_every, self.done, s.device, self.world)
+                self.log = TrainingLog(
+                    s.run, s.steps, s.log_every, self.done, s.device, self.world, self.evaluated == self.done
+                )
                 if s.optim.warmup > s.steps:
                     log.warning("warmup %d: %d steps end before the peak learning rate", s.optim.warmup, s.steps)
             steps = self.loader.start(self.done, stop.check)

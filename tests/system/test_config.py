@@ -9,8 +9,9 @@ from PIL import Image
 import multimodal
 from multimodal.cli.main import main
 from multimodal.errors import UsageError
+from multimodal.inference.tune import remembered
 from multimodal.system.assets import DEFAULT_MODELS, asset
-from multimodal.system.config import config_file, default_model, source_of
+from multimodal.system.config import config_file, default_model, is_on, source_of
 from multimodal.system.files import cache_folder
 
 
@@ -35,6 +36,17 @@ def test_environment_beats_file_beats_shipped(config: Path, monkeypatch: pytest.
     assert default_model("fill-mask").model == "bert"
 
 
+def test_switches_take_the_usual_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MULTIMODAL_TUNE")
+    assert is_on("MULTIMODAL_TUNE")
+    for text, value in {"": True, "1": True, "Yes": True, "on": True, "0": False, "false": False, "NO ": False}.items():
+        monkeypatch.setenv("MULTIMODAL_TUNE", text)
+        assert is_on("MULTIMODAL_TUNE") is value
+    monkeypatch.setenv("MULTIMODAL_TUNE", "never")
+    with pytest.raises(UsageError, match=r"^MULTIMODAL_TUNE: expected 0 or 1 \(got 'never'\)$"):
+        remembered("?", ["a"], "a", lambda: "a")
+
+
 def test_a_user_without_home_has_the_shipped_models_and_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container's user of a number alone."""
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MULTIMODAL_CACHE"):
@@ -45,6 +57,9 @@ def test_a_user_without_home_has_the_shipped_models_and_no_cache(monkeypatch: py
         cache_folder()
     monkeypatch.setenv("MULTIMODAL_CACHE", "cache")
     assert cache_folder() == Path("cache")
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("MULTIMODAL_CACHE", "~/cache")
+    assert cache_folder() == Path("/home/ada/cache")
 
 
 def test_shipped_defaults_are_shipped() -> None:

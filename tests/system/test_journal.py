@@ -67,18 +67,18 @@ def call(request, monkeypatch, talk):
 
 def kill_after(monkeypatch, lines: int, torn: bool) -> None:
     """Have the process kill itself after its `lines`th new line, or with `torn` in the middle of the next one."""
-    append, written = Journal._append, []
+    append, written = journal.append_whole, []
 
-    def add(self, data):
+    def add(path, data, at):
         if torn and len(written) == lines:
-            append(self, data[: len(data) // 2])
+            append(path, data[: len(data) // 2], at)
             os.kill(os.getpid(), signal.SIGKILL)
-        append(self, data)
+        append(path, data, at)
         written.append(data)
         if not torn and len(written) == lines:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(Journal, "_append", add)
+    monkeypatch.setattr(journal, "append_whole", add)
 
 
 def files(folder) -> dict[str, bytes]:
@@ -172,7 +172,7 @@ def test_a_full_disk_loses_nothing(call, monkeypatch, tmp_path, capfd):
         return write(file, data[:100] if len(calls) == 6 else data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "os", SimpleNamespace(**{**vars(os), "write": full}))
+        patch.setattr("multimodal.system.files.os", SimpleNamespace(**{**vars(os), "write": full}))
         code, _, err = run(capfd, *call, "-o", out)
     part = out / "talk.transcript.part"
     assert code == 1
@@ -198,14 +198,14 @@ def test_ctrl_c_says_what_was_kept(models, talk, tmp_path):
     program = """
 import threading
 from multimodal.cli.main import main
-from multimodal.system.journal import Journal
-append, lines = Journal._append, []
-def add(self, data):
-    append(self, data)
+from multimodal.system import journal
+append, lines = journal.append_whole, []
+def add(path, data, at):
+    append(path, data, at)
     lines.append(data)
     if len(lines) == 2:
         threading.Event().wait()
-Journal._append = add
+journal.append_whole = add
 main()
 """
     call = ["transcribe", talk, "-m", models / "asr", "--vad_filter", "False"]

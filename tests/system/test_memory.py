@@ -16,6 +16,8 @@ def test_what_is_free_is_less_than_the_machine_has_and_less_than_the_limit(monke
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (held + (64 << 20), held + (64 << 20)))
     assert memory.available() <= 64 << 20
+    monkeypatch.setattr(memory, "_text", lambda path: "4096\n" if "limit_in_bytes" in path else "")  # cgroup v1
+    assert memory.available() == 4096
 
 
 def test_a_need_beyond_what_is_free_names_file_and_sizes(monkeypatch):

@@ -2,11 +2,13 @@
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from multimodal.errors import UsageError
+from multimodal.system import files
 from multimodal.system.outputs import Outputs, is_ours, opened_output, write_output
 from multimodal.tasks.transcribe import transcribe as task
 from multimodal.train.recipe_cli import start
@@ -246,6 +248,19 @@ def test_a_folder_with_other_files_is_never_replaced_by_a_checkpoint(models, tmp
     (tmp_path / "model" / "notes").write_text("mine")
     with pytest.raises(UsageError, match="notes"):
         check_place(tmp_path / "model")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_folder_is_replaced_at_once_where_the_system_can(tmp_path, monkeypatch, at_once):
+    """So that a kill between two renames leaves the old one or the new one."""
+    if at_once and sys.platform != "linux":
+        pytest.skip("no renameat2")
+    monkeypatch.setattr(Path, "rename", None) if at_once else monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").touch()
+    with files.replacing(tmp_path / "model") as made:
+        (made / "new").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/new"]
 
 
 def test_an_index_folder_keeps_files_of_others(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,41 @@ def test_metrics_are_means_over_the_interval(tmp_path: Path, capsys: pytest.Capt
 def test_a_resumed_run_replaces_the_lines_it_does_again(tmp_path: Path):
     walk(tmp_path, 1, 4)
     with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "eval/x": 1}\n')
         file.write('{"step": "x"}\n{"step": 6, "lo')  # a kill in the middle of a line
     (tmp_path / "metrics.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes() + b"\xff\n")
+    TrainingLog(tmp_path, total=6, every=2, first=2).close()
+    assert ["eval/x" in row for row in rows(tmp_path)] == [False, True]
+    TrainingLog(tmp_path, total=6, every=2, first=2, evaluated=False).close()  # a signal ended that evaluation
     walk(tmp_path, 3, 6, done=2)
-    assert [row["step"] for row in rows(tmp_path)] == [2, 4, 6]
+    assert [(row["step"], "eval/x" in row) for row in rows(tmp_path)] == [(2, False), (4, False), (6, False)]
+
+
+def test_a_full_disk_loses_rows_and_tensorboard_goes_on(tmp_path: Path, caplog, monkeypatch):
+    watch = TrainingLog(tmp_path, total=3, every=1)
+    watch.log({"step": 1, "loss": 1.0})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = (tmp_path / "metrics.jsonl").stat().st_size + 9
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full, hard))
+        watch.log({"step": 2, "loss": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    monkeypatch.setattr(watch.board, "add_scalar", lambda *_: os.write(-1, b""))  # as after an error in its thread
+    for step in (3, 4, 5):
+        watch.log({"step": step, "loss": float(step)})
+    watch.close()
+    assert [row["step"] for row in rows(tmp_path)] == [1, 3, 4, 5]
+    assert [line.split(": ")[1] for line in caplog.messages] == ["step 2 is not logged", "step 3 is not logged"]
+    assert len(list((tmp_path / "tensorboard").glob("events*"))) == 2
+
+
+def test_a_run_whose_path_is_not_utf8_has_no_tensorboard_files(tmp_path: Path, caplog):
+    run = tmp_path / os.fsdecode(b"\xff")
+    walk(run, 1, 6)
+    assert [row["step"] for row in rows(run)] == [2, 4, 6]
+    assert not (run / "tensorboard").exists()
+    assert caplog.messages[0] == f"{tmp_path}/\\udcff: no TensorBoard files, whose path must be UTF-8"
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path: Path):

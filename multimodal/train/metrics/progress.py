@@ -8,12 +8,13 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from multimodal.system.files import say
+from multimodal.system.files import append_whole, printable, say
 from multimodal.train.flops import StepFlops, peak_flops
 
 log = logging.getLogger(__name__)
@@ -38,27 +39,35 @@ class TrainingLog:
     """Logs means over the last `every` steps to `run`, and prints the first steps.
 
     `flops`: per element of the batches; with it the line shows the utilization of `world` GPUs. A resumed run appends
-    to the files and replaces the lines of repeated steps."""
+    to the files and replaces the lines of repeated steps; `evaluated`: the evaluation of step `first` is not repeated.
+    """
 
-    def __init__(self, run: Path, total: int, every: int, first: int = 0, device: str = "cpu", world: int = 1):
+    def __init__(
+        self, run: Path, total: int, every: int, first: int = 0, device: str = "cpu", world: int = 1,
+        evaluated: bool = True,
+    ):  # fmt: skip
         self.run, self.total, self.every, self.device, self.world = run, total, every, device, world
         self.flops: StepFlops | None = None
         self.first, self.started, self.since = first, time.monotonic(), time.monotonic()
         self._reset()
         run.mkdir(parents=True, exist_ok=True)
         self.path = run / "metrics.jsonl"
-        self._drop_lines_after(first)
+        self._drop_lines_after((first, evaluated))
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-        self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
+        self.board: SummaryWriter | None = None
+        self.boards, self.purge = partial(SummaryWriter, str(run / "tensorboard")), first + 1
+        self.utf8 = not any("\ud800" <= c <= "\udfff" for c in str(run))
+        if not self.utf8:
+            log.warning("%s: no TensorBoard files, whose path must be UTF-8", printable(str(run)))
 
     def _reset(self) -> None:
         self.sums: dict[str, float] = {}
         self.steps, self.skipped, self.items, self.elements, self.wait = 0, 0, 0, 0, 0.0
 
-    def _drop_lines_after(self, step: int) -> None:
+    def _drop_lines_after(self, place: tuple[int, bool]) -> None:
         if self.path.exists():
-            kept = [line for line in self.path.read_text("utf-8", "replace").splitlines() if _step(line) <= step]
+            kept = [line for line in self.path.read_text("utf-8", "replace").splitlines() if _place(line) <= place]
             part = self.path.with_name("metrics.jsonl.part")
             part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
             part.replace(self.path)
@@ -124,26 +133,36 @@ class TrainingLog:
     def log(self, row: dict[str, Any]) -> None:
         """Write a row. A full disk loses the row, not the run."""
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            for name, value in row.items():
-                if name != "step":
-                    self.board.add_scalar(name, value, row["step"])
+            append_whole(self.path, json.dumps(row).encode() + b"\n")
+            if self.utf8:
+                self._show(row)
         except OSError as error:
             log.warning("%s: step %d is not logged: %s", self.path, row["step"], error.strerror or error)
 
+    def _show(self, row: Mapping[str, Any]) -> None:
+        """Add a row to TensorBoard's files. An error ends their writer; the next row opens another."""
+        board, self.board = self.board or self.boards(purge_step=self.purge), None
+        self.purge = row["step"]
+        for name, value in row.items():
+            if name != "step":
+                board.add_scalar(name, value, row["step"])
+        self.board = board
+
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # `log` has warned already
-            self.board.close()
+        if self.board:
+            with contextlib.suppress(OSError):  # `log` has warned already
+                self.board.close()
 
 
-def _step(line: str) -> int | float:
-    """Return the step of a line; infinity for a line cut by a kill or otherwise damaged."""
+def _place(line: str) -> tuple[int | float, bool]:
+    """Return the step of a line and whether it is an evaluation; infinity for a line cut by a kill or otherwise
+    damaged."""
     try:
-        step = json.loads(line)["step"]
+        row = json.loads(line)
+        step, evaluation = row["step"], any(name.startswith("eval/") for name in row)
     except (ValueError, LookupError, TypeError, RecursionError):
-        return math.inf
-    return step if isinstance(step, int) else math.inf
+        return math.inf, False
+    return step if isinstance(step, int) else math.inf, evaluation
 
 
 def progress(row: Mapping[str, Any], total: int, left: float) -> str:
