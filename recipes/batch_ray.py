@@ -6,7 +6,8 @@ r"""Classify, embed, transcribe or caption many files with Ray Data on one machi
 Data: a folder, a CSV or JSONL manifest, tars, or parquet with a column `bytes`, `path` or `text`. Each shard of the
 input becomes one file, named by its items and the settings and moved into place when it is complete: a lost worker
 repeats its shard, and `--resume` leaves finished shards alone; shards of other items, settings or files of the model
-are refused. An item that fails is a row with its error.
+are refused. An item that fails is a row with its error, and the recipe ends with 1; it is tried again if its shard is
+deleted.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from multimodal import Captioner, Classifier, Embedder, Transcriber
 from multimodal.data.loader import BROKEN
 from multimodal.data.remote.trust import OWN_FOLDER, Trust
 from multimodal.data.sources import open_source
-from multimodal.errors import DataError, MultimodalError, UsageError
+from multimodal.errors import DataError, MultimodalError, UsageError, one_line
 from multimodal.system.assets import model_path
 from multimodal.system.files import sha256, write_whole
 from multimodal.system.options import NonNegativeFloat, Positive
@@ -185,6 +186,19 @@ def _plain(line: dict[str, Any]) -> dict[str, Any]:
     return {name: None if first(value) != first(value) else value for name, value in line.items()}
 
 
+def failures(path: Path) -> int:
+    """Number of failed items in a finished shard."""
+    try:
+        if path.suffix == ".jsonl":
+            with path.open("rb") as file:
+                return sum(bool(json.loads(line)["error"]) for line in file)
+        import pyarrow.parquet as parquet
+
+        return sum(map(bool, parquet.read_table(path, columns=["error"])["error"].to_pylist()))
+    except (ValueError, LookupError, OSError) as error:  # pyarrow's are ValueErrors
+        raise DataError(f"{path}: cannot be read ({one_line(error)}); delete it to compute it again") from None
+
+
 class ShardWorker:
     """Called by Ray with the first items of shards: computes and writes each of them."""
 
@@ -220,8 +234,8 @@ def main(run: BatchRun) -> None:
         raise UsageError(f"{run.output}: has {len(other)} results of other input or settings (such as {other[0].name})",
                          argument="output")  # fmt: skip
     left = {path: keys for path, keys in files.items() if not path.exists()}
-    log.info(f"{len(files)} shards, {len(files) - len(left)} finished before")
-    failed = 0
+    failed = sum(map(failures, files.keys() - left.keys()))
+    log.info(f"{len(files)} shards, {len(files) - len(left)} finished before, with {failed} failed items")
     for count, (first, errors) in enumerate(_computed(run, left), len(files) - len(left) + 1):
         failed += errors
         log.info(f"shard {count} of {len(files)} (from item {first}): {errors} items failed")

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from multimodal import classify
-from multimodal.errors import MultimodalError, UsageError
+from multimodal.errors import DataError, MultimodalError, UsageError
 from recipes import batch_ray
 from tests.helpers.folders import every_kind, write_image
 
@@ -70,6 +71,11 @@ def test_a_worker_writes_each_shard_once(clip, photos, tmp_path):
     check(rows_of(run.output), photos, clip)
     files = batch_ray.shard_files(run, batch_ray.items_of(run))
     assert sorted(files) == sorted(run.output.iterdir())
+    with pytest.raises(DataError, match=r"^1 items failed"):
+        batch_ray.main(replace(run, resume=True))
+    (cut := sorted(files)[1]).write_bytes(cut.read_bytes()[:-9])
+    with pytest.raises(DataError, match=f"^{cut}: cannot be read .*; delete it to compute it again"):
+        batch_ray.main(replace(run, resume=True))
     others = batch_ray.shard_files(settings(clip, photos, tmp_path, labels=("red", "green")), batch_ray.items_of(run))
     assert not files.keys() & others.keys()
     write_image(photos / "0.png", "blue")
@@ -150,7 +156,8 @@ def test_a_killed_worker_loses_nothing(clip, photos, tmp_path, monkeypatch):
         lost.unlink()
         with pytest.raises(UsageError, match="--resume keeps"):
             batch_ray.main(run)
-        batch_ray.main(settings(clip, photos, tmp_path, rows=1, resume=True))
+        with pytest.raises(DataError, match="1 items failed"):
+            batch_ray.main(settings(clip, photos, tmp_path, rows=1, resume=True))
         check(rows_of(run.output), photos, clip)
         changed = {path for path in run.output.iterdir() if path.stat().st_mtime_ns != kept[path]}
         assert changed == {lost}
