@@ -111,9 +111,9 @@ def _chat(asker: "Asker", first: list[str], inputs: list[str]) -> int:
     code, talk, questions = 0, asker.conversation(), iter(first)
     while True:
         if (question := next(questions, None)) is None:
-            if sys.stdin.isatty():
+            if sys.stdin is not None and sys.stdin.isatty():
                 console.note("your question (end with Ctrl-D):")
-            if not (line := sys.stdin.readline()):
+            if sys.stdin is None or not (line := sys.stdin.readline()):  # None: closed by the caller
                 return code
             question = line.strip()
         if not question:

@@ -321,6 +321,8 @@ def test_the_command(capsys, folder, tmp_path, monkeypatch):
     code, out, err = run(capsys, "ask", "a.png", "b.wav", "--chat", *settings)
     assert (code, err) == (0, "")
     assert out.startswith(f"{plain(answers[0]['answer'])}\n")
+    monkeypatch.setattr("sys.stdin", None)  # closed by the caller: no further questions
+    assert run(capsys, "ask", "a.png", "--chat", *settings) == (0, "", "")
 
 
 @pytest.mark.parametrize(
