@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-_captured: dict[int, list[tuple[nn.Module, Tensor]]] = {}  # by thread
+# by thread; torch.compile guards the length of a global dict, but not a `threading.local`
+_captured: dict[int, list[tuple[nn.Module, Tensor]]] = {}
 
 
 @contextmanager
@@ -25,15 +26,16 @@ def capture_attention() -> Iterator[list[tuple[nn.Module, Tensor]]]:
 
 
 def capturing() -> bool:
-    """True inside `capture_attention`, in its thread."""
-    return bool(_captured) and threading.get_ident() in _captured
+    """True inside `capture_attention`, in its thread; while compiling, in any."""
+    return len(_captured) > 0 and (torch.compiler.is_compiling() or threading.get_ident() in _captured)
 
 
 def capture(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, scale: float, softcap: float | None = None
 ) -> None:
     """Collect the weights of one attention."""
-    _captured[threading.get_ident()].append((module, attention_weights(query, key, mask, scale, softcap).detach()))
+    thread = next(reversed(_captured)) if torch.compiler.is_compiling() else threading.get_ident()
+    _captured[thread].append((module, attention_weights(query, key, mask, scale, softcap).detach()))
 
 
 def attention_weights(

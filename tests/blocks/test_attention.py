@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from multimodal.blocks import masks
 from multimodal.blocks.attention import Attention, AttentionConfig
 from multimodal.blocks.cache import Cache, LayerCache
-from multimodal.blocks.capture import capture_attention
+from multimodal.blocks.capture import capture_attention, capturing
 from multimodal.blocks.positions import rotary
 from multimodal.blocks.stack import Stack, transformer
 from tests.helpers.references.attention import B, D, H, S, T, torch_attention
@@ -148,9 +148,12 @@ def test_capturing_nests_ends_after_an_error_and_is_of_its_thread():
         module(x)
         with ThreadPoolExecutor(1) as threads:
             threads.submit(module, x).result()
-        module(x)
+            other = capture_attention()
+            threads.submit(other.__enter__).result()
+            module(x)
+            threads.submit(other.__exit__, None, None, None).result()
     module(x)
-    assert (len(outer), len(inner)) == (2, 1)
+    assert (len(outer), len(inner), capturing()) == (2, 1, False)
 
 
 @pytest.mark.parametrize("steps", [[1] * 6, [3, 2, 1], [1, 5]])
