@@ -11,8 +11,9 @@ r"""Train the shipped English recognizer: a Conformer with a CTC output and a sm
 
 speak.py makes `synth` (4 h for the first, 5 h of other sentences for the second). `=TIMES` repeats a manifest in each
 epoch (0.5: a random half). `--init` keeps the tokenizer and the sizes of its checkpoint; `--terms ctc` or `attention`
-trains one output alone; `--no-cache` computes features in `--workers` during training. An utterance's augmentation
-depends on the epoch and its number alone, so a resumed run ends with the same weights.
+trains one output alone (`transcribe` needs the CTC output); `--no-cache` computes features in `--workers` during
+training. An utterance's augmentation depends on the epoch and its number alone, so a resumed run ends with the same
+weights.
 
 `--chunk 16` trains a streaming model, whose frames wait for at most 0.64 s of audio (and see 2.56 s before with
 `--left 64`): live transcription runs it chunk by chunk. With `--dynamic` 3 of 10 batches are seen whole: the same
@@ -171,7 +172,9 @@ def main(s: RecognizerRun) -> dict[str, Any]:
     valid = SpeechCorpus([s.valid], s.loop.run / "cache", most_broken=s.most_broken, columns=s.columns, trust=s.trust)
     initial = begin(s, corpus.texts)
     corpus.encode(initial.tokenizer)
-    if s.terms != "attention":
+    if s.terms == "attention":
+        log.warning("the CTC output stays as it is, with which `transcribe` decodes, too; --terms joint trains both")
+    else:
         warn_of_short(corpus, initial.model)
     objective = Recognition(initial.model, initial.tokenizer, s.terms, s.attention, s.middle)
     plan = speech_plan(corpus.lengths, corpus.times, s.batching, s.loop.seed)
