@@ -104,6 +104,23 @@ def no_repeat_ngram(size: int) -> Replayed:
     return Replayed(processor, replayed, ("no_repeat_ngram", size))
 
 
+def no_ngram_of(source: Sequence[int], size: int) -> LogitsProcessor:
+    """Forbid n-grams of `size` tokens that the `source` of all rows has (Roller et al. 2021, section 5.2)."""
+    ngrams = torch.tensor(source, device="cpu").unfold(0, min(size, len(source)), 1)
+
+    def processor(ids: Int[Tensor, "B T"], logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        nonlocal ngrams
+        ngrams = ngrams.to(ids.device)
+        if ngrams.shape[1] < size or ids.shape[1] < size - 1:
+            return logits
+        same = (ngrams[:, :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1)
+        return logits.scatter_add_(
+            1, ngrams[:, -1].expand(len(ids), -1), torch.where(same, -torch.inf, 0.0).to(logits.dtype)
+        )
+
+    return processor
+
+
 def repetition_penalty(penalty: float) -> Replayed:
     """Divide positive logits of tokens in the row by `penalty` and multiply negative ones (Keskar et al. 2019, CTRL,
     section 4.1)."""

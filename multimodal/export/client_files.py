@@ -20,7 +20,7 @@ from multimodal.models.whisper import Whisper
 from multimodal.tasks.classify.classifier import templates_of
 from multimodal.tasks.classify.head import head_labels, head_scores
 from multimodal.tasks.encode.prompts import prompts_of
-from multimodal.tasks.encode.search_defaults import search_defaults
+from multimodal.tasks.encode.search_defaults import BANS, banned_tokens, search_defaults
 from multimodal.tasks.text.embed import is_language_model
 from multimodal.tasks.text.generate import end_ids
 from multimodal.tasks.text.options import GenerateOptions
@@ -61,7 +61,9 @@ def write_client(checkpoint: Checkpoint, folder: Path) -> dict[str, Any]:
     else:
         client, settings = "texts", settings | _text_settings(checkpoint)
         continues = isinstance(model, TextTransformer) and "ends" in settings
-        continues = continues and not search_defaults(checkpoint, {}, GenerateOptions)  # the client is greedy
+        # the client is greedy and forbids nothing
+        continues = continues and not search_defaults(checkpoint, {}, GenerateOptions)
+        continues = continues and not any(banned_tokens(checkpoint, name) for name in BANS)
         usable = pipeline is not None and (continues or "audio" in settings)
     if not usable:
         return settings

@@ -23,6 +23,9 @@ LENGTHS = {
 }  # fmt: skip
 # which an encoder-decoder follows; a translation has no forced end, but a warning where it is cut
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+# which `generate` and `ask` follow: words of one token, and of encoder-decoders the source's n-grams
+BANS = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+SOURCE_NGRAM = "encoder_no_repeat_ngram_size"
 LIMITS = ("max_length", "max_new_tokens")  # cut a text and change no other: no warning
 OWN = {"num_return_sequences": "num_return"}  # ours alone, whatever the file asks for
 SAMPLED = {"temperature": 0.0, **OFF}
@@ -39,11 +42,35 @@ def forced_token(checkpoint: Checkpoint, name: str) -> int | None:
     Raises CheckpointError for an id that the model does not have."""
     if (asked := search_settings(checkpoint).get(name)) is None:
         return None
-    ids, count = asked if isinstance(asked, list) else [asked], checkpoint.model.config.decoder.vocabulary
-    if not ids or not all(type(one) is int and 0 <= one < count for one in ids):
-        told = f"expected ids from 0 to {count - 1} (got {asked!r:.40})"
+    return min(_ids(checkpoint, name, asked if isinstance(asked, list) else [asked]))
+
+
+def banned_tokens(checkpoint: Checkpoint, name: str) -> list[int]:
+    """Ids of the file under a name of `BANS`; none where a word has several tokens. Raises CheckpointError for ids that
+    the model does not have."""
+    asked = search_settings(checkpoint).get(name) or []
+    if name == "bad_words_ids" and isinstance(asked, list):
+        lone = all(isinstance(word, list) and len(word) == 1 for word in asked)
+        asked = [word[0] for word in asked] if lone else []
+    return _ids(checkpoint, name, asked) if asked else []
+
+
+def source_ngram(checkpoint: Checkpoint) -> int:
+    """Size of the n-grams of an encoder-decoder's source that its text may not have; 0: off. Raises CheckpointError."""
+    size = search_settings(checkpoint).get(SOURCE_NGRAM, 0) if isinstance(checkpoint.model, EncoderDecoder) else 0
+    if type(size) is not int or size < 0:
+        told = f"expected a number of tokens (got {size!r:.40})"
+        raise CheckpointError(f"{checkpoint.source}: generation_config.json: {SOURCE_NGRAM}: {told}")
+    return size
+
+
+def _ids(checkpoint: Checkpoint, name: str, ids: Any) -> list[int]:
+    config = checkpoint.model.config
+    count = getattr(config, "decoder", config).vocabulary
+    if not isinstance(ids, list) or not ids or not all(type(one) is int and 0 <= one < count for one in ids):
+        told = f"expected ids from 0 to {count - 1} (got {ids!r:.40})"
         raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name}: {told}")
-    return min(ids)
+    return ids
 
 
 def search_defaults(checkpoint: Checkpoint, given: Mapping[str, Any], kind: type[OptionSet]) -> dict[str, Any]:
@@ -77,8 +104,11 @@ def warn_of_search(
         del asked["bad_words_ids"]
     done = {name for name, own in _taken(checkpoint, kind).items() if own not in dropped}
     done |= {*LIMITS, *(FORCED if isinstance(checkpoint.model, EncoderDecoder) else ())}
-    # captions and translations have one end
+    # captions and translations have one end, and no bans
     done |= {"eos_token_id"} if "stop" in kind.declared or isinstance(checkpoint.model, SpeechSeq2Seq) else set()
+    if "stop" in kind.declared:
+        done |= {name for name in BANS if banned_tokens(checkpoint, name)}
+        done |= {SOURCE_NGRAM} if source_ngram(checkpoint) else set()
     left = [f"{name} {asked[name]!r:.40}" for name in asked if name not in done and known.get(name) not in given]
     if left:
         told = f"its generation_config.json asks for {', '.join(left)}, which is not followed"

@@ -37,9 +37,11 @@ from multimodal.tasks.encode.arguments import GeneratorArguments, PromptArgument
 from multimodal.tasks.encode.loaded import Items, LoadedModel, Model, answered, device_of, loaded
 from multimodal.tasks.encode.search_defaults import (
     FORCED,
+    banned_tokens,
     forced_token,
     search_defaults,
     search_settings,
+    source_ngram,
     warn_of_search,
 )
 from multimodal.tasks.text.detokenize import HALF, IncrementalDetokenizer, continuation, cut_at, stop_rule
@@ -145,6 +147,7 @@ class TextWriter:
         self.interrupt: Callable[[], None] | None = None  # called before each step; what it raises ends the call
         self.seeds: Sequence[int] = ()  # of each prompt of a call; (): the options' for all
         self.prefix = self.encoder is None and checkpoint.card.get("objective") == "prefix"
+        self.source_ngram = source_ngram(checkpoint)
         self.first: int | None = None  # of an encoder-decoder's text, where the checkpoint forces no other
         self.ends = end_ids(checkpoint)
         # context of the prompt: an encoder-decoder's answer has its own
@@ -251,11 +254,13 @@ class TextWriter:
         """Generate from prompts encoded by `ids`."""
         if not rows:
             return []
+        if len(rows) > 1 and self.source_ngram:  # a ban of each source
+            return [self([row])[0] for row in rows]
         options = self.options
         limits = [self.max_new(row) for row in rows]
         step, cache, ids = self.start(rows, max(limits))
         common = {
-            "eos": self.ends, "max_new": limits, "processors": self._processors(ids.shape[1], max(limits)),
+            "eos": self.ends, "max_new": limits, "processors": self._processors(ids.shape[1], max(limits), rows[0]),
             "stops": self._stops(ids.shape[1]), "interrupt": self.interrupt,
         }  # fmt: skip
         if options.temperature > 0:
@@ -295,7 +300,7 @@ class TextWriter:
     @inference_mode()
     def _streamed(self, row: list[int], limit: int) -> Iterator[str]:
         step, cache, ids = self.start([row], limit)
-        chosen = self._processors(ids.shape[1], limit)
+        chosen = self._processors(ids.shape[1], limit, row)
         steps = generate_steps(step, ids, cache, eos=self.ends, max_new=limit, processors=chosen, choose=self._choice(),
                                stops=self._stops(ids.shape[1]))  # fmt: skip
         detokenizer = IncrementalDetokenizer(self.tokenizer, self.before(row), self.options.stop)
@@ -320,14 +325,20 @@ class TextWriter:
         generator = torch.Generator(self.decoder.device).manual_seed(options.seed)
         return MultinomialSampler(options.temperature, [generator], narrow=self.narrow)
 
-    def _processors(self, start: int, limit: int) -> list[LogitsProcessor]:
-        options = self.options
+    def _processors(self, start: int, limit: int, source: Sequence[int] = ()) -> list[LogitsProcessor]:
+        options, asked = self.options, partial(banned_tokens, self.checkpoint)
         chosen: list[LogitsProcessor] = [] if self.penalties is None else [self.penalties.processor(start)]
         free = len(chosen)  # these forbid nothing
         if options.repetition_penalty != 1:
             chosen.append(processors.repetition_penalty(options.repetition_penalty))
         if options.no_repeat_ngram:
             chosen.append(processors.no_repeat_ngram(options.no_repeat_ngram))
+        if self.source_ngram and source:
+            chosen.append(processors.no_ngram_of(source, self.source_ngram))
+        if never := [*asked("suppress_tokens"), *({*asked("bad_words_ids")} - {*self.ends})]:
+            chosen.append(processors.suppress(never))
+        if first := asked("begin_suppress_tokens"):
+            chosen.append(processors.suppress_first(first, start + (self._begun() is not None)))
         if not self.ends:
             return chosen
         if options.min_tokens:
@@ -343,9 +354,13 @@ class TextWriter:
         limit, whatever their prompts."""
         if self.encoder is None:
             return []
-        first, last = (forced_token(self.checkpoint, name) for name in FORCED)
-        places = ((self.first if first is None else first, start), (last, start + limit - 1))
+        places = ((self._begun(), start), (forced_token(self.checkpoint, FORCED[1]), start + limit - 1))
         return [processors.force([token], at) for token, at in places if token is not None]
+
+    def _begun(self) -> int | None:
+        """The first token of an encoder-decoder's text, if it is forced."""
+        asked = None if self.encoder is None else forced_token(self.checkpoint, FORCED[0])
+        return self.first if asked is None else asked
 
     @property
     def narrow(self) -> processors.SamplingFilter:

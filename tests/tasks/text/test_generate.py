@@ -46,12 +46,13 @@ def letters(size: int) -> CharacterTokenizer:
 
 
 def test_what_a_checkpoint_asks_for_and_we_cannot_do_is_named():
-    told = {"num_beams": 4, "repetition_penalty": 1.0, "bad_words_ids": [[5]], "forced_bos_token_id": None, "top_k": 9}
+    told = {"num_beams": 4, "repetition_penalty": 1.0, "bad_words_ids": [[5, 6]], "top_k": 9}
+    told |= {"forced_bos_token_id": None}
     told |= {"guidance_scale": 1.5, "num_beam_groups": 1, "num_return_sequences": 3, "stop_strings": "b", "user": "x"}
     told |= {"cache_implementation": "static", "pad_token_id": 3, "transformers_version": "5", "dola_layers": None}
     checkpoint = byte_model()
     checkpoint.card["generation"] = searched(told)
-    left = r"bad_words_ids \[\[5\]\], num_return_sequences 3, guidance_scale 1.5, user 'x', which is not followed"
+    left = r"bad_words_ids \[\[5, 6\]\], num_return_sequences 3, guidance_scale 1.5, user 'x', which is not followed"
     with pytest.warns(UserWarning, match=f"asks for {left}"):
         writer = Generator(checkpoint, max_new_tokens=1, top_p=1.0).writer  # its value for off
     assert (writer.options.beam_size, writer.options.stop) == (4, ("b",))
@@ -64,8 +65,11 @@ ASKED = [
     {"num_beams": 3, "early_stopping": True, "no_repeat_ngram_size": 2, "length_penalty": 2.0},
     {"num_beams": 2, "min_length": 5, "max_length": 7, "forced_bos_token_id": 5, "forced_eos_token_id": 0},
     {"num_beams": 2, "max_length": 6, "forced_eos_token_id": [9, 4]},
+    {"num_beams": 3, "encoder_no_repeat_ngram_size": 2, "suppress_tokens": [0, 5],
+     "begin_suppress_tokens": [9, 8, 7, 3], "bad_words_ids": [[11], [0]], "forced_bos_token_id": 6, "max_length": 12},
+    {"encoder_no_repeat_ngram_size": 1, "begin_suppress_tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9], "max_length": 6},
     {"repetition_penalty": 1.8, "decoder_start_token_id": 7, "max_new_tokens": 6, "min_new_tokens": 6},
-]
+]  # fmt: skip
 
 
 @thin(4, pytest.mark.ci)
