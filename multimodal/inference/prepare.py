@@ -176,7 +176,7 @@ def _for_cpu(
             # disentangled attention maps its table of positions to queries and keys alone
             apart = isinstance(owner, TextTransformer) and owner.relative is not None
             in_native(made.get_submodule(name), quick, join=not apart)
-    prepare_speech(made)
+    prepare_speech(made, dtype == torch.float32 and prefers_native())
     if (dtype == torch.float32 or compiled) and prefers_native_attention():
         attend_natively(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}
