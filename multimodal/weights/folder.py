@@ -182,7 +182,8 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
     """Write a checkpoint folder atomically, replacing an older one. `store`: see `files/stored.py`.
 
     Raises CheckpointError for a tokenizer with more tokens than the model embeds and for weights that are not finite in
-    `store`, UsageError for a model prepared for inference and for a `folder` that holds other files."""
+    `store` or not those of the model's configuration, UsageError for a model prepared for inference and for a `folder`
+    that holds other files."""
     from safetensors.torch import save
 
     kind = checkpoint.kind  # first, since a wrapper around a model has no configuration
@@ -190,6 +191,7 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
     with _replacing(folder) as made:
         where, shared = checkpoint.source or str(folder), checkpoint.shared
         state = checkpoint.original().state_dict()
+        _check_weights(state, build(KINDS[kind][0], checkpoint.model.config).state_dict(), where)
         tensors = to_stored(own_tensors(state, _shared(shared, state, where), where), store, where)
         write_durably(made / WEIGHTS, save(tensors))
         tokenizer = _saved_tokenizer(checkpoint.tokenizer, made)
@@ -202,6 +204,16 @@ def save_folder(checkpoint: Checkpoint, folder: Path, store: Store = "float32") 
             write_durably(made / "chat.json", _json(to_record(checkpoint.chat)))
         if checkpoint.card:
             write_durably(made / "card.json", _json(checkpoint.card))
+
+
+def _check_weights(own: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str) -> None:
+    for name in [*expected, *own]:
+        found, right = (list(side[name].shape) if name in side else "none" for side in (own, expected))
+        if found != right:
+            raise CheckpointError(
+                f"model {where}: {name}: expected shape {right} by the model's configuration, got {found}; merge "
+                "adapters, make pruning permanent, and give a changed part its configuration"
+            )
 
 
 def check_place(folder: Path) -> None:

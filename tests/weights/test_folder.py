@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import prune
 
 from multimodal.errors import CheckpointError
 from multimodal.tokens.image.preprocessing import Preprocessing
@@ -61,10 +63,19 @@ def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path):
             assert torch.equal(stored[name], tensor)
 
 
-def test_a_wrapper_around_a_model_is_named(tmp_path):
+def test_a_model_that_could_not_be_loaded_again_is_not_saved(tmp_path):
     average = torch.optim.swa_utils.AveragedModel(made("vit-token"))
     with pytest.raises(CheckpointError, match=r"expected a model of kind .* \(got AveragedModel\)"):
         save_folder(Checkpoint(average), tmp_path / "average")
+    changed = made("vit-token")
+    changed.head = nn.Linear(16, 3)
+    with pytest.raises(CheckpointError, match=r"head.weight: expected shape \[5, 16\] .* got \[3, 16\]"):
+        save_folder(Checkpoint(changed), tmp_path / "changed")
+    pruned = made("vit-token")
+    prune.l1_unstructured(pruned.head, "weight", 0.3)
+    with pytest.raises(CheckpointError, match=r"head.weight: expected shape \[5, 16\] .* got none; merge adapters"):
+        save_folder(Checkpoint(pruned), tmp_path / "pruned")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_goes_with_the_model_comes_back(tmp_path):
