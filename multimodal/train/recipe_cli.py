@@ -45,10 +45,7 @@ def start(main: Callable[[Any], Any], args: Sequence[str] | None = None) -> Any:
         _end(2, f"{prog}: error: {_in_flags(error)} (see {prog} --help)")
     write_logs(main.__module__)
     try:
-        if isinstance(out := getattr(values, "out", None), Path):
-            check_place(out)
-            _check_parents(out, getattr(getattr(values, "loop", None), "run", None))
-            Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}", folder=True)
+        _check_places(values)
         with _ending(prog) if args is None else contextlib.nullcontext():
             return main(values)
     except MultimodalError as error:
@@ -59,6 +56,18 @@ def start(main: Callable[[Any], Any], args: Sequence[str] | None = None) -> Any:
         if error.filename is None:
             raise
         _end(1, f"{prog}: error: {error.filename}: {error.strerror or error}")
+
+
+def _check_places(values: Any) -> None:
+    """Raise UsageError for a run or an output that could not be saved, or would replace an input."""
+    out, run = getattr(values, "out", None), getattr(getattr(values, "loop", None), "run", None)
+    for name, path in (("run", run), ("out", out)):
+        if any("\ud800" <= c <= "\udfff" for c in str(path)):
+            raise UsageError(f"{path}: expected a path in UTF-8, since safetensors reads no other", name)
+    if isinstance(out, Path):
+        check_place(out)
+        _check_parents(out, run)
+        Outputs(_named(values, ("out", "run"))).spare(out, f"--out {out}", folder=True)
 
 
 def _check_parents(out: Path, run: Path | None) -> None:

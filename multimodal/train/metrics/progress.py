@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from multimodal.system.files import append_whole, printable, say
+from multimodal.system.files import append_whole, say
 from multimodal.train.flops import StepFlops, peak_flops
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,6 @@ class TrainingLog:
 
         self.board: SummaryWriter | None = None
         self.boards, self.purge = partial(SummaryWriter, str(run / "tensorboard")), first + 1
-        self.utf8 = not any("\ud800" <= c <= "\udfff" for c in str(run))
-        if not self.utf8:
-            log.warning("%s: no TensorBoard files, whose path must be UTF-8", printable(str(run)))
 
     def _reset(self) -> None:
         self.sums: dict[str, float] = {}
@@ -134,8 +131,7 @@ class TrainingLog:
         """Write a row. A full disk loses the row, not the run."""
         try:
             append_whole(self.path, json.dumps(row).encode() + b"\n")
-            if self.utf8:
-                self._show(row)
+            self._show(row)
         except OSError as error:
             log.warning("%s: step %d is not logged: %s", self.path, row["step"], error.strerror or error)
 
