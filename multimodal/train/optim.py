@@ -44,11 +44,14 @@ class OptimSettings:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Split trained parameters: matrices decay; norms, biases, scales and other vectors do not."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    """Split trained parameters: matrices decay; norms, biases, scales, class tokens, registers and other vectors do
+    not, as in open_clip and timm."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    tokens = ("class_token", "registers")
+    free = {name: p for name, p in trained.items() if p.ndim < 2 or name.rpartition(".")[2] in tokens}
     return [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in trained.items() if name not in free], "weight_decay": weight_decay},
+        {"params": list(free.values()), "weight_decay": 0.0},
     ]
 
 

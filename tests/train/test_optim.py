@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from multimodal.errors import UsageError
 from multimodal.train import optim, settings
 from multimodal.train.optim import Average, OptimSettings, optimizers, parameter_groups, share_of_peak
-from tests.helpers import tiny_run
+from tests.helpers import tiny, tiny_run
 
 COSINE = OptimSettings(schedule="cosine", warmup=10, floor=0.1)
 WSD = OptimSettings(schedule="wsd", warmup=10, floor=0.1, decay=0.25)
@@ -69,6 +69,10 @@ def test_only_matrices_decay():
     assert [p.shape for p in decayed["params"]] == [(4, 3)]
     assert len(free["params"]) == 3
     assert free["weight_decay"] == 0
+    vit = tiny.made("vit-registers")
+    decayed, free = (group["params"] for group in parameter_groups(vit, 0.1))
+    assert {id(vit.class_token), id(vit.registers)} < {id(p) for p in free}
+    assert len(decayed) + len(free) == len(list(vit.parameters()))
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
