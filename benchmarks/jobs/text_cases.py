@@ -9,7 +9,12 @@ from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 PEERS = "benchmarks.peers.text."
 PREPARE = PEERS + "random_models:prepare"
 OURS, TRANSFORMERS, CTRANSLATE2 = PEERS + "ours:", PEERS + "transformers:", PEERS + "ctranslate2:"
-PARAMETERS = {"gpt2": 124.4e6 - 1024 * 768, "blocks": 85.1e6}  # in products; BERT base's blocks equal GPT-2's
+LLAMA_CPP, LLAMA_CPP_LIBRARY = PEERS + "llama_cpp:", "llama-cpp-python"
+PARAMETERS = {
+    "gpt2": 124.4e6 - 1024 * 768,
+    "blocks": 85.1e6,
+    "smollm2": 134.5e6,
+}  # in products; BERT base's blocks equal GPT-2's
 TOKENS, FEWER, PROMPT, LONG, SENTENCES = 64, 32, 16, 512, 64
 ROUNDS = 5
 SAME = {"float32": ("differing", 0.0)}  # other kinds share next to no T5 tokens, in any library
@@ -25,7 +30,8 @@ VOCABULARIES = {
 def cases(options: Options) -> list[Case]:
     return [
         *(decoding(batch, options) for batch in (1, 8)), prefill(options), translating(options, 1, TOKENS),
-        translating(options, 4, FEWER), sentences(options), *(tokenizing(name, options) for name in VOCABULARIES),
+        translating(options, 4, FEWER), *(small_llama(batch, options) for batch in (1, 8)), small_llama_prompt(options),
+        sentences(options), *(tokenizing(name, options) for name in VOCABULARIES),
     ]  # fmt: skip
 
 
@@ -54,6 +60,36 @@ def prefill(options: Options) -> Case:
         checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 5e-2)}, prepare=PREPARE,
         settings={"family": "gpt2", "lengths": [length], "tiny": options.tiny},
         operations=None if options.tiny else 2 * PARAMETERS["blocks"] * length, rounds=ROUNDS,
+    )  # fmt: skip
+
+
+def small_llama(batch: int, options: Options) -> Case:
+    tokens = 4 if options.tiny else TOKENS if batch == 1 else FEWER
+    settings = {"tokens": tokens}
+    return Case(
+        "text", f"SmolLM2-135M, {tokens} tokens, batch {batch}", "token", tokens * batch,
+        (*in_kinds("ours", OURS + "writer", settings, kinds=KINDS),
+         *in_kinds("transformers", TRANSFORMERS + "writer", settings | {"family": "smollm2"}, "transformers",
+                   ("float32",)),
+         *in_kinds("llama.cpp", LLAMA_CPP + "writer", settings, LLAMA_CPP_LIBRARY, ("float32", "int8"))),
+        reference="transformers float32", checks=SAME, prepare=LLAMA_CPP + "prepare",
+        settings={"family": "smollm2", "lengths": [PROMPT] * batch, "kinds": ["float32", "int8"], "tiny": options.tiny},
+        operations=None if options.tiny else 2 * PARAMETERS["smollm2"] * (tokens + PROMPT) * batch,
+        bytes=None if options.tiny else 4 * PARAMETERS["smollm2"] * tokens, rounds=ROUNDS,
+    )  # fmt: skip
+
+
+def small_llama_prompt(options: Options) -> Case:
+    length = 32 if options.tiny else LONG
+    return Case(
+        "text", f"SmolLM2-135M, prompt of {length}", "token", length,
+        (*in_kinds("ours", OURS + "prefill", {}, kinds=KINDS),
+         *in_kinds("transformers", TRANSFORMERS + "prefill", {"family": "smollm2"}, "transformers", ("float32",)),
+         *in_kinds("llama.cpp", LLAMA_CPP + "prefill", {}, LLAMA_CPP_LIBRARY, ("float32", "int8"))),
+        reference="transformers float32",
+        checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 5e-2)},
+        prepare=LLAMA_CPP + "prepare", rounds=ROUNDS,
+        settings={"family": "smollm2", "lengths": [length], "kinds": ["float32", "int8"], "tiny": options.tiny},
     )  # fmt: skip
 
 

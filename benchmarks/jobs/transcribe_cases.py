@@ -6,12 +6,13 @@ from typing import Any
 from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 
 SIZE, WIDTH, LAYERS, FRAMES, VOCABULARY = "tiny", 384, 4, 1500, 51865
-MINUTES, WINDOWS, BATCH = 10, 10, 8
+MINUTES, WINDOWS, BATCH, CTC_SECONDS = 10, 10, 8, 10
 TOKENS, ANSWER = 64, 96  # tokens of a decoding; of 30 s of fast speech
 LIBRARIES = {"openai_whisper": "openai-whisper", "transformers_whisper": "transformers",
              "ctranslate2_whisper": "ctranslate2", "faster_whisper": "faster-whisper",
+             "whisper_cpp": "pywhispercpp", "sherpa": "sherpa-onnx", "transformers_ctc": "transformers",
              "torchaudio_mel": "torchaudio", "ours": "multimodal"}  # fmt: skip
-NAMES = {"ctranslate2": "CTranslate2", "multimodal": "ours"}
+NAMES = {"ctranslate2": "CTranslate2", "pywhispercpp": "whisper.cpp", "multimodal": "ours"}
 SAME = ("differing", 0.0)  # tokens
 
 
@@ -20,7 +21,7 @@ def cases(options: Options) -> list[Case]:
     tokens, answer = (8, 8) if options.tiny else (TOKENS, ANSWER)
     return [mel(1 if options.tiny else MINUTES), encoder(tiny), decoding(tiny, tokens, 1),
             decoding(tiny, tokens, 5),
-            whole(tiny, answer), many(tiny, answer, 2 if options.tiny else WINDOWS)]  # fmt: skip
+            whole(tiny, answer), ctc(options.tiny), many(tiny, answer, 2 if options.tiny else WINDOWS)]  # fmt: skip
 
 
 def candidates(function: str, peers: Mapping[str, tuple[str, ...]], settings: dict[str, Any]) -> tuple[Candidate, ...]:
@@ -85,9 +86,22 @@ def whole(tiny: dict[str, Any], tokens: int) -> Case:
     return case(
         "transcribe", f"Whisper tiny, a file of 30 s, {tokens} tokens", "second of audio", 30, "end_to_end",
         {"ours": ("float32", "bfloat16", "int8"), "openai_whisper": ("float32",),
-         "transformers_whisper": ("float32",), "faster_whisper": ("float32", "int8")},
-        tiny | {"tokens": tokens, "count": tokens, "seconds": 30.0, "tokenizer": True},
+         "transformers_whisper": ("float32",), "faster_whisper": ("float32", "int8"),
+         "whisper_cpp": ("float16", "int8")},
+        tiny | {"tokens": tokens, "count": tokens, "seconds": 30.0, "tokenizer": True, "ggml": ["float16", "int8"]},
         ("openai", "transformers", "ctranslate2"), reference="openai-whisper float32", checks={"float32": SAME},
+    )  # fmt: skip
+
+
+def ctc(tiny: bool) -> Case:
+    seconds = 2 if tiny else CTC_SECONDS
+    settings = {"seconds": float(seconds), "kinds": ["float32", "int8"], "tiny": tiny}
+    return Case(
+        "transcribe", f"wav2vec 2.0 base, a file of {seconds} s", "second of audio", seconds,
+        candidates("ctc", {"ours": ("float32", "bfloat16", "int8"), "transformers_ctc": ("float32",),
+                           "sherpa": ("float32", "int8")}, settings),
+        reference="transformers float32", checks={"float32": SAME},
+        prepare="benchmarks.peers.speech.ctc_random:prepare", settings=settings,
     )  # fmt: skip
 
 

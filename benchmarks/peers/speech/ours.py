@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.cuda.common import ready
-from benchmarks.peers.speech.whisper_files import GREEDY, about, expect, inputs, segment_tokens, wave
+from benchmarks.peers.speech.whisper_files import GREEDY, about, expect, inputs, letters, segment_tokens, wave
 from benchmarks.peers.speech.whisper_files import recordings as cut
 from multimodal import Transcriber, load, transcribe
 from multimodal.decoding import sampling
@@ -94,3 +94,9 @@ def conformer(folder: Path, device: str, file: str, **other: Any) -> Callable[[]
     """The shipped recognizer with CTC's best path."""
     made = prepare_for_inference(load("asr-conformer-en"), device=device)
     return lambda: transcribe(folder / file, made, beam_size=1)["text"]
+
+
+def ctc(folder: Path, device: str, kind: str = "float32", **other: Any) -> Callable[[], list[int]]:
+    """Transcribe a file by transformers' wav2vec 2.0."""
+    transcriber = Transcriber(folder / "hub", device=device, compute_type=kind)
+    return lambda: letters(transcriber(folder / "speech.wav")["text"])

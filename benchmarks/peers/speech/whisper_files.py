@@ -42,11 +42,20 @@ def wave(folder: Path) -> np.ndarray:
     return np.load(folder / "wave.npy")
 
 
+def samples(path: Path) -> np.ndarray:
+    """A WAV file of 16 bits as floats."""
+    with wave_file.open(str(path)) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
+
+
 def recordings(folder: Path, count: int) -> list[np.ndarray]:
-    """speech.wav cut into `count` recordings, as floats."""
-    with wave_file.open(str(folder / "speech.wav")) as file:
-        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-    return np.split(samples.astype(np.float32) / 32768, count)
+    """speech.wav cut into `count` recordings."""
+    return np.split(samples(folder / "speech.wav"), count)
+
+
+def letters(text: str) -> list[int]:
+    """Numbers of the letters of a CTC model's text."""
+    return [ord(letter) for letter in text if letter.isalpha()]
 
 
 def threads() -> int:

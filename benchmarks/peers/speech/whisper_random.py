@@ -5,6 +5,7 @@
     openai.pt             OpenAI's {"dims", "model_state_dict"}
     transformers/         config, weights, generation, features, tokenizer
     ctranslate2/          CTranslate2's and faster-whisper's, float32, and the tokenizer
+    KIND.ggml             whisper.cpp's, for each of `ggml`
     inputs.safetensors    mel [B M 3000], frames [B 1500 D] of the float32 encoder
     about.json            {"prompt", "bands", "vocabulary": its size}
     speech.wav            16 kHz, mono, 16 bits, where `seconds` asks for it
@@ -23,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.peers.speech.random_ggml import save_ggml
 from benchmarks.suite.process import ROOT
 from multimodal.models.presets import preset, whisper
 from multimodal.models.whisper import Whisper, WhisperConfig
@@ -39,7 +41,7 @@ LIBRARIES = ("openai", "transformers", "ctranslate2")
 
 def prepare(
     folder: Path, device: str, size: str, tiny: bool = False, libraries: Sequence[str] = LIBRARIES, batch: int = 1,
-    seconds: float = 0.0, tokenizer: bool = True, **other: Any,
+    seconds: float = 0.0, tokenizer: bool = True, ggml: Sequence[str] = (), **other: Any,
 ) -> None:  # fmt: skip
     """`tiny`: a model of one layer with the real vocabulary. `batch`: windows in `mel` and `frames`. `seconds`: of
     audio, the sample's sentences again and again. `tokenizer`: whether to write it for libraries that read it from the
@@ -60,6 +62,8 @@ def prepare(
     libraries = [name for name in libraries if name == "openai" or find_spec(name)]  # the others' candidates say so
     for name in libraries:
         writers[name](made, folder)
+    for kind in ggml:
+        save_ggml(made, dimensions(made), folder / f"{kind}.ggml", kind)
     if seconds:
         save_wave(folder / "speech.wav", speech(seconds))
     for name in libraries if tokenizer else ():
@@ -105,15 +109,19 @@ def speech(seconds: float) -> Tensor:
     return sample.repeat(count // len(sample) + 1)[:count].contiguous()
 
 
-def save_openai(made: Checkpoint, folder: Path) -> None:
+def dimensions(made: Checkpoint) -> dict[str, int]:
+    """OpenAI's `dims`."""
     config = made.model.config
     encoder, decoder = config.encoder.stack, config.decoder.stack
     values = [config.encoder.bands, config.encoder.context, config.encoder.width]
     values += [encoder.block.attention.heads, encoder.layers]
     values += [config.decoder.vocabulary, config.decoder.context, config.decoder.width]
     values += [decoder.block.attention.heads, decoder.layers]
-    dims = dict(zip(DIMENSIONS, values, strict=True))
-    torch.save({"dims": dims, "model_state_dict": WHISPER_OPENAI.export(made.model)}, folder / "openai.pt")
+    return dict(zip(DIMENSIONS, values, strict=True))
+
+
+def save_openai(made: Checkpoint, folder: Path) -> None:
+    torch.save({"dims": dimensions(made), "model_state_dict": WHISPER_OPENAI.export(made.model)}, folder / "openai.pt")
 
 
 def transformers_model(made: Checkpoint) -> torch.nn.Module:

@@ -18,26 +18,34 @@ FAMILIES = {  # transformers' class, and the blocks whose weights are multiplied
     "gpt2": ("GPT2", "LMHeadModel", ".h."),
     "bert": ("Bert", "Model", None),
     "llama": ("Llama", "ForCausalLM", None),
+    "smollm2": ("Llama", "ForCausalLM", "layers."),
     "t5": ("T5", "ForConditionalGeneration", "decoder.block."),
 }
+SIZES = {  # where transformers' default is no released model
+    "smollm2": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+                "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 100_000,
+                "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+}  # fmt: skip
 TINY: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000},
     "bert": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 256,
              "vocab_size": 1000},
     "t5": {"num_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_kv": 32, "num_heads": 2, "d_ff": 128,
            "vocab_size": 1000},
+    "smollm2": {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 3,
+                "num_key_value_heads": 1, "vocab_size": 1024},
 }  # fmt: skip
 
 
 def made(family: str, tiny: bool = False, sizes: Mapping[str, Any] | None = None) -> nn.Module:
-    """transformers' model with random weights, GPT-2 small, BERT base or T5 small with these
-    `sizes`; no token ends a text."""
+    """transformers' model with random weights, GPT-2 small, BERT base, T5 small or SmolLM2-135M with
+    these `sizes`; no token ends a text."""
     import transformers
 
     torch.manual_seed(0)
     name, kind, blocks = FAMILIES[family]
     start = {"decoder_start_token_id": 0} if family == "t5" else {}
-    config = start | (TINY[family] if tiny else {}) | dict(sizes or {})
+    config = start | SIZES.get(family, {}) | (TINY[family] if tiny else {}) | dict(sizes or {})
     model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}Config")(**config))
     for key, tensor in model.named_parameters():
         if blocks and blocks in key and tensor.ndim == 2:
