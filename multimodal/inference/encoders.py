@@ -1,8 +1,11 @@
-"""Encoders: tables of positions made once, convolutions with their norms in the weights, and maps of subsampling."""
+"""Encoders: tables of positions made once, convolutions with their norms in the weights or as products of rows, and
+maps of subsampling."""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from multimodal.blocks.conformer import ConformerBlock, ConformerConvolution
@@ -10,7 +13,9 @@ from multimodal.blocks.positions import RelativeTerm
 from multimodal.blocks.subsample import Subsample
 from multimodal.inference.fused_decoder import FusedAttention, can_join
 from multimodal.inference.modules import Replacement
+from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.packed import PackedLinear, can_pack
+from multimodal.models.speech.wave_encoder import PositionConvolution, WaveConvolution
 from multimodal.models.vision.fastvit import Branches
 from multimodal.models.vision.tower import ConvNorm
 from multimodal.models.vit import ViT
@@ -77,9 +82,67 @@ class PackedSubsample(Replacement, Subsample):
         return self.project(x.permute(0, 2, 3, 1).flatten(2))
 
 
+Linear = Callable[..., nn.Module]  # (weight, bias, gelu) -> map
+
+
+class RowConvolution(Replacement, WaveConvolution):
+    """A convolution over samples as a product with overlapping rows, and GELU in the same call."""
+
+    def __init__(self, part: WaveConvolution, linear: Linear):
+        super().__init__(part)
+        weight = self.conv.weight.transpose(1, 2).flatten(1)  # places of the kernel, channels of each
+        self.linear, (self.kernel,), (self.stride,) = linear, self.conv.kernel_size, self.conv.stride
+        if isinstance(self.norm, nn.GroupNorm):
+            self.weight = weight.double()
+        else:
+            self.map = linear(weight, self.conv.bias, gelu=self.norm is None)
+        self.conv = None
+
+    def forward(
+        self, x: Float[Tensor, "B C T"], lengths: Int[Tensor, "B"]
+    ) -> tuple[Float[Tensor, "B D S"], Int[Tensor, "B"]]:
+        x = x.transpose(1, 2).contiguous()  # no copy of what another one gave
+        lengths = (lengths - self.kernel) // self.stride + 1
+        batch, frames, width = x.shape
+        size = batch, (frames - self.kernel) // self.stride + 1, self.kernel * width
+        rows = x.as_strided(size, (frames * width, self.stride * width, 1))
+        if isinstance(self.norm, nn.GroupNorm):
+            every = [self._over_time(row, count)(row) for row, count in zip(rows, lengths.tolist(), strict=True)]
+            x = torch.stack(every) if len(every) > 1 else every[0][None]  # 64 MB of 10 s
+        else:
+            x = self.map(rows)
+            x = x if self.norm is None else F.gelu(self.norm(x))
+        return x.transpose(1, 2), lengths
+
+    def _over_time(self, rows: Float[Tensor, "S K"], count: int) -> nn.Module:
+        """The map with the norm over the first `count` frames inside: their mean and variance follow from those of the
+        rows. What comes after them is not zero, but has no influence."""
+        rows = rows[:count].double()
+        mean = rows.mean(0)
+        spread = (rows - mean).T @ (rows - mean) / count
+        variance = ((self.weight @ spread) * self.weight).sum(1)
+        gain = self.norm.weight * torch.rsqrt(variance + self.norm.eps)
+        weight, dtype = gain[:, None] * self.weight, self.norm.weight.dtype
+        return self.linear(weight.to(dtype), (self.norm.bias - weight @ mean).to(dtype), gelu=True)
+
+
+class KeptPositions(Replacement, PositionConvolution):
+    """Its weight is computed once."""
+
+    def __init__(self, part: PositionConvolution):
+        super().__init__(part)
+        self.kept = nn.Parameter(super().weight(), requires_grad=False)
+        self.direction = self.length = None
+
+    def weight(self) -> Float[Tensor, "D G K"]:
+        return self.kept
+
+
 @torch.no_grad()
-def prepare_speech(made: nn.Module) -> None:
-    """Replace the parts of Conformers on a CPU, before their maps are packed."""
+def prepare_speech(made: nn.Module, native: bool) -> None:
+    """Replace the parts of speech encoders on a CPU, before their maps are packed. `native`: maps of floats by the
+    compiled library."""
+    linear = _native if native else _packed
     for name, part in list(made.named_modules()):
         if isinstance(part, ConformerBlock) and can_join(part.attention, torch.float32):
             part.attention = FusedAttention(part.attention)
@@ -89,6 +152,18 @@ def prepare_speech(made: nn.Module) -> None:
             made.set_submodule(name, KeptRelativeTerm(part))
         if type(part) is Subsample and can_pack(part.first.weight.dtype):
             made.set_submodule(name, PackedSubsample(part))
+        if type(part) is WaveConvolution and can_pack(part.conv.weight.dtype):
+            made.set_submodule(name, RowConvolution(part, linear))
+        if type(part) is PositionConvolution:
+            made.set_submodule(name, KeptPositions(part))
+
+
+def _native(weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None, gelu: bool) -> nn.Module:
+    return NativeLinear(weight, bias, activation=F.gelu if gelu else None)
+
+
+def _packed(weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None, gelu: bool) -> nn.Module:
+    return PackedLinear(weight, bias, ("gelu", "none") if gelu else ("none", ""))
 
 
 def _fold_batch_norm(part: ConformerConvolution) -> None:

@@ -105,9 +105,11 @@ class PositionConvolution(nn.Module):
         self.direction = nn.Parameter(torch.randn(width, width // groups, kernel) * (4 / (kernel * width)) ** 0.5)
         self.bias = nn.Parameter(torch.zeros(width))
 
+    def weight(self) -> Float[Tensor, "D G K"]:
+        return self.direction * (self.length / self.direction.norm(dim=(0, 1), keepdim=True))
+
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        weight = self.direction * (self.length / self.direction.norm(dim=(0, 1), keepdim=True))
-        x = F.conv1d(x.transpose(1, 2), weight, self.bias, padding=self.kernel // 2, groups=self.groups)
+        x = F.conv1d(x.transpose(1, 2), self.weight(), self.bias, padding=self.kernel // 2, groups=self.groups)
         x = x[..., :-1] if self.kernel % 2 == 0 else x  # an even kernel sees one more past frame
         return F.gelu(x).transpose(1, 2)
 

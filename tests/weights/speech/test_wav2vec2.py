@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from multimodal.errors import CheckpointError, UsageError
+from multimodal.inference.prepare import prepare_for_inference
 from multimodal.models.conformer import ConformerCTC
 from multimodal.tokens.audio.features import speech_features
+from multimodal.weights.folder import Checkpoint
 from multimodal.weights.load import families, load
 from tests.helpers.commands import run
 from tests.helpers.data.sets import wav
@@ -63,6 +65,21 @@ def test_short_audio_is_padded_to_one_state(name):
     for wave, row in zip(waves, states, strict=True):
         padded = F.pad(wave, (0, encoder.least - len(wave)))[None]
         assert (row - model.encode(padded, torch.tensor([encoder.least]))[0][0]).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", WAV2VEC2)
+def test_prepared_encoders_give_the_same_states(name):
+    model = loaded(name)[1]
+    waves = [*WAVES, WAVES[0][: model.config.encoder.least]]
+    features, lengths = speech_features(model.config.encoder.features, waves, 0)
+    prepared = prepare_for_inference(Checkpoint(model), "float32", torch.device("cpu")).model
+    with torch.inference_mode():
+        states, _, counts = model.encode(features, lengths)
+        together = prepared.encode(features, lengths)[0]
+        for row, (wave, count) in enumerate(zip(waves, counts.tolist(), strict=True)):
+            alone = prepared.encode(features[row : row + 1, : len(wave)], lengths[row : row + 1])[0]
+            for found in (together[row], alone[0]):
+                assert torch.allclose(found[:count], states[row, :count], atol=1e-5)
 
 
 @thin(3, pytest.mark.ci)
