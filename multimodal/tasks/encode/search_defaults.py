@@ -42,7 +42,7 @@ def forced_token(checkpoint: Checkpoint, name: str) -> int | None:
     Raises CheckpointError for an id that the model does not have."""
     if (asked := search_settings(checkpoint).get(name)) is None:
         return None
-    return min(_ids(checkpoint, name, asked if isinstance(asked, list) else [asked]))
+    return min(_ids(checkpoint, name, asked))
 
 
 def banned_tokens(checkpoint: Checkpoint, name: str) -> list[int]:
@@ -64,11 +64,11 @@ def source_ngram(checkpoint: Checkpoint) -> int:
     return size
 
 
-def _ids(checkpoint: Checkpoint, name: str, ids: Any) -> list[int]:
-    config = checkpoint.model.config
+def _ids(checkpoint: Checkpoint, name: str, asked: Any) -> list[int]:
+    ids, config = asked if isinstance(asked, list) else [asked], checkpoint.model.config
     count = getattr(config, "decoder", config).vocabulary
-    if not isinstance(ids, list) or not ids or not all(type(one) is int and 0 <= one < count for one in ids):
-        told = f"expected ids from 0 to {count - 1} (got {ids!r:.40})"
+    if not ids or not all(type(one) is int and 0 <= one < count for one in ids):
+        told = f"expected ids from 0 to {count - 1} (got {asked!r:.40})"
         raise CheckpointError(f"{checkpoint.source}: generation_config.json: {name}: {told}")
     return ids
 
