@@ -166,7 +166,9 @@ def test_whispers_client_writes_as_many_tokens_as_transcribe(tmp_path):
     assert most == [made.model.config.decoder.context // 2]
 
 
-@pytest.mark.parametrize(("search", "client"), [({}, "client.py"), ({"repetition_penalty": 1.5}, None)])
+@pytest.mark.parametrize(
+    ("search", "client"), [({}, "client.py"), ({"repetition_penalty": 1.5}, None), ({"suppress_tokens": [3]}, None)]
+)
 def test_a_search_that_the_client_lacks_leaves_it_out(search, client, tmp_path):
     source = replace(tiny_checkpoints.checkpoint("llama"), card={"generation": search})
     assert write_client(source, tmp_path).get("client") == client
