@@ -88,7 +88,8 @@ def loop(run: Path, source: Images | None = None, width: int = 0, evaluate=None,
 
 
 class Quiet(TrainingLog):
-    def __init__(self, *_):
+    def __init__(self, *given):
+        self.given = given
         self.rows, self.figures, self.said, self.flops, self.since = [], [], [], None, 0.0
 
     def step(self, number, metrics, **more):
