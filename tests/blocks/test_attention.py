@@ -151,9 +151,10 @@ def test_capturing_nests_ends_after_an_error_and_is_of_its_thread():
             other = capture_attention()
             threads.submit(other.__enter__).result()
             module(x)
+            module(x)
             threads.submit(other.__exit__, None, None, None).result()
     module(x)
-    assert (len(outer), len(inner), capturing()) == (2, 1, False)
+    assert (len(outer), len(inner), capturing()) == (3, 1, False)
 
 
 @pytest.mark.parametrize("steps", [[1] * 6, [3, 2, 1], [1, 5]])
