@@ -12,6 +12,7 @@ import pytest
 from multimodal.errors import CheckpointError
 from multimodal.export.hf.files import write_tokenizer
 from multimodal.models.text import TextTransformer
+from multimodal.tokens.text.hub.files import hub_tokenizer
 from multimodal.tokens.text.hub.pipeline import HubTokenizer
 from multimodal.tokens.text.t5 import t5_tokenizer
 from multimodal.tokens.text.tokenizer import Tokenizer
@@ -313,3 +314,17 @@ def test_debertas_sentencepiece_model_is_read(tmp_path):
     write(tmp_path / "tokenizer_config.json", split_by_punct=True)
     with pytest.raises(CheckpointError, match=r"split_by_punct is not supported without tokenizer\.json"):
         deberta.tokenizer(tmp_path, config)
+
+
+def test_an_added_token_of_llamas_pipeline_is_decoded_with_the_blank_that_it_takes(tmp_path):
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+
+    folder, config = hub_folder(tmp_path, "llama2")
+    theirs = Backend.from_file(str(folder / "tokenizer.json"))
+    theirs.add_tokens([AddedToken("<tool>", normalized=True)])
+    theirs.save(str(folder / "tokenizer.json"))
+    tokenizer = hub_tokenizer(folder, config | {"vocab_size": theirs.get_vocab_size()})
+    ids = theirs.encode("the cat <tool> sat", add_special_tokens=False).ids
+    assert tokenizer.encode("the cat <tool> sat") == ids
+    assert tokenizer.decode(ids) == theirs.decode(ids) == "the cat <tool> sat"

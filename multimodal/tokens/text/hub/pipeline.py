@@ -69,6 +69,9 @@ class HubTokenizer(Tokenizer):
             if next(patterns_of(pipeline), None) is not None:
                 check_time(self._encode)
             self._check(control)
+        for one in added:  # the library decodes these as its normalizer writes them: Llama's with the blank before
+            if one.get("normalized") and one["id"] < vocab_size and one["id"] not in self.control:
+                self._tokens[one["id"]] = self._backend.id_to_token(one["id"])
 
     def _check(self, control: dict[str, int]) -> None:
         for token, i in self._backend.get_vocab(with_added_tokens=True).items():
