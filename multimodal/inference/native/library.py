@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL | None:
     found = load_compiled(SOURCES, "linear maps and decoding steps", "models compute without compiled maps")
     if found is not None:
         found.panel.argtypes, found.panel.restype = (NUMBER,), NUMBER
-        found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
+        found.linear.argtypes = (POINTER, POINTER, NUMBER, NUMBER, NUMBER, POINTER, NUMBER, NUMBER)
         found.attention.argtypes = (POINTER, NUMBER)
         found.norm.argtypes = (POINTER, POINTER, NUMBER, NUMBER, POINTER, NUMBER)
         found.step.argtypes = (POINTER, POINTER)

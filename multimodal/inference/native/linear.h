@@ -226,18 +226,28 @@ struct Prepared {
         return share_of(rows, PACKED / std::max<int64_t>(1, 4 * inputs) + 1, Float::ROWS);
     }
 
-    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, Team &team) {
-        if (!map.steps && Float::PACKS && count > Float::ROWS) return pack(x, count, inputs, team);
-        if (!map.steps) return {x, nullptr, count, false};
+    // Rows begin `between` inputs apart, and may overlap.
+    Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, int64_t between, Team &team) {
+        if (!map.steps && Float::PACKS && count > Float::ROWS) return pack(x, count, inputs, between, team);
+        if (!map.steps && between == inputs) return {x, nullptr, count, false};
+        if (!map.steps) {
+            need(count * inputs);
+            for (int64_t row = 0; row < count; ++row) memcpy(packed.get() + row * inputs, x + row * between, 4 * inputs);
+            return {packed.get(), nullptr, count, false};
+        }
         levels.resize(count * map.inputs), steps.resize(count);
         team.share(count, count < 64 ? count : 32, [&](int64_t row, int64_t last) {
-            for (; row < last; ++row) steps[row] = levels_of(x + row * inputs, inputs, &levels[row * map.inputs], map.inputs);
+            for (; row < last; ++row) steps[row] = levels_of(x + row * between, inputs, &levels[row * map.inputs], map.inputs);
         });
         return {levels.data(), steps.data(), count, false};
     }
 
-    Rows pack(const float *x, int64_t count, int64_t inputs, Team &team) {
-        if (room < count * inputs) packed.reset(new float[room = count * inputs]);
+    void need(int64_t floats) {
+        if (room < floats) packed.reset(new float[room = floats]);
+    }
+
+    Rows pack(const float *x, int64_t count, int64_t inputs, int64_t between, Team &team) {
+        need(count * inputs);
         constexpr int64_t most = Float::ROWS;
         const int64_t tiles = (count + most - 1) / most;
         team.share(tiles, team.part_of(tiles), [&](int64_t tile, int64_t last) {
@@ -247,10 +257,10 @@ struct Prepared {
                 int64_t k = 0;
 #if defined(__AVX2__)
                 for (; Float::PACKS && top + most == bottom && k + 4 <= inputs; k += 4, to += 4 * most)
-                    beside(x + top * inputs + k, inputs, to);
+                    beside(x + top * between + k, between, to);
 #endif
                 for (; k < inputs; ++k)
-                    for (int64_t row = top; row < bottom; ++row) *to++ = x[row * inputs + k];
+                    for (int64_t row = top; row < bottom; ++row) *to++ = x[row * between + k];
             }
         });
         return {packed.get(), nullptr, count, true};
@@ -258,9 +268,9 @@ struct Prepared {
 
 #if defined(__AVX2__)
     // Four inputs of six rows.
-    static void beside(const float *x, int64_t inputs, float *to) {
+    static void beside(const float *x, int64_t between, float *to) {
         __m128 rows[6];
-        for (int i = 0; i < 6; ++i) rows[i] = _mm_loadu_ps(x + i * inputs);
+        for (int i = 0; i < 6; ++i) rows[i] = _mm_loadu_ps(x + i * between);
         _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
         for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + 6 * i, rows[i]);
         const __m128 first = _mm_unpacklo_ps(rows[4], rows[5]), last = _mm_unpackhi_ps(rows[4], rows[5]);

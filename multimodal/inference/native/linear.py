@@ -61,9 +61,10 @@ class NativeLinear(Frozen):
         return made, None if peaks is None else torch.cat(sums)
 
     def forward(self, x: Float[Tensor, "*B K"]) -> Float[Tensor, "*B N"]:
-        rows = x.detach().reshape(-1, self.in_features).float().contiguous()
+        rows = x.detach().reshape(-1, self.in_features).float()
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()  # rows may overlap
         y = rows.new_empty(len(rows), self.out_features)
-        places = rows.data_ptr(), len(rows), self.in_features, y.data_ptr()
+        places = rows.data_ptr(), len(rows), self.in_features, rows.stride(0), y.data_ptr()
         self.multiply(self.place, *places, self.activation, torch.get_num_threads())
         return y.view(*x.shape[:-1], self.out_features)
 

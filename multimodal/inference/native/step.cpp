@@ -221,14 +221,14 @@ class Run {
     }
 
     void map(const Linear &map, const float *from, int64_t inputs, float *to, Then then) {
-        Rows rows = prepared(map, from, step.rows, inputs, team);
+        Rows rows = prepared(map, from, step.rows, inputs, inputs, team);
         Target target{to, map.outputs, then, IDENTITY};
         over_panels(map, [&](int64_t first, int64_t last) { product(map, rows, first, last, target); });
     }
 
     void feed(const Layer &layer) {
         const Linear &first = layer.gate.outputs ? layer.gate : layer.up;
-        Rows rows = prepared(first, normed.data(), step.rows, model.width, team);
+        Rows rows = prepared(first, normed.data(), step.rows, model.width, model.width, team);
         Target target{wide.data(), first.outputs, REPLACE, model.activation};
         over_panels(first, [&](int64_t begin, int64_t end) {
             product(first, rows, begin, end, target);
@@ -313,13 +313,14 @@ int64_t panel(int64_t bytes) { return panel_of(bytes); }
 
 // y = f(x Wᵀ + b) of `rows` rows [rows inputs].
 void linear(
-    const Linear *map, const float *x, int64_t rows, int64_t inputs, float *y, int64_t activation, int64_t threads) {
+    const Linear *map, const float *x, int64_t rows, int64_t inputs, int64_t between, float *y, int64_t activation,
+    int64_t threads) {
     const int64_t count = panels_of(*map);
     Team::call(rows * count * inputs < LEAST_SHARED ? 1 : threads, [&](Team &team) {
         Prepared prepared;
         const int64_t some = prepared.at_once(*map, inputs, rows);
         for (int64_t top = 0; top < rows; top += some) {
-            Rows own = prepared(*map, x + top * inputs, std::min(some, rows - top), inputs, team);
+            Rows own = prepared(*map, x + top * between, std::min(some, rows - top), inputs, between, team);
             team.share(count, team.part_of(count), [&](int64_t first, int64_t last) {
                 product(*map, own, first, last, {y + top * map->outputs, map->outputs, REPLACE, activation});
             });
