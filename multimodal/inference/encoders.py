@@ -127,15 +127,29 @@ class RowConvolution(Replacement, WaveConvolution):
 
 
 class KeptPositions(Replacement, PositionConvolution):
-    """Its weight is computed once."""
+    """Its weight is computed once. `native`: a product with overlapping rows for each group, and GELU in it."""
 
-    def __init__(self, part: PositionConvolution):
+    def __init__(self, part: PositionConvolution, native: bool):
         super().__init__(part)
-        self.kept = nn.Parameter(super().weight(), requires_grad=False)
+        kept = super().weight()
+        self.kept = None if native else nn.Parameter(kept, requires_grad=False)
+        sides = zip(kept.transpose(1, 2).flatten(1).chunk(self.groups), self.bias.chunk(self.groups), strict=True)
+        self.maps = nn.ModuleList(_native(weight, bias, gelu=True) for weight, bias in sides if native)
         self.direction = self.length = None
 
     def weight(self) -> Float[Tensor, "D G K"]:
         return self.kept
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        if not self.maps:
+            return super().forward(x)
+        half = self.kernel // 2
+        x = F.pad(x, (0, 0, half, half)).unflatten(2, (self.groups, -1)).transpose(1, 2).contiguous()
+        batch, groups, frames, width = x.shape
+        each = frames * width
+        size = groups, batch, frames - 2 * half, self.kernel * width
+        rows = x.as_strided(size, (each, groups * each, width, 1))
+        return torch.cat([one(own) for one, own in zip(self.maps, rows, strict=True)], 2)
 
 
 @torch.no_grad()
@@ -155,7 +169,7 @@ def prepare_speech(made: nn.Module, native: bool) -> None:
         if type(part) is WaveConvolution and can_pack(part.conv.weight.dtype):
             made.set_submodule(name, RowConvolution(part, linear))
         if type(part) is PositionConvolution:
-            made.set_submodule(name, KeptPositions(part))
+            made.set_submodule(name, KeptPositions(part, native))
 
 
 def _native(weight: Float[Tensor, "N K"], bias: Float[Tensor, "N"] | None, gelu: bool) -> nn.Module:
