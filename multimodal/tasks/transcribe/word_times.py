@@ -47,6 +47,8 @@ def split_on_unicode(tokenizer: Tokenizer, tokens: Sequence[int]) -> Words:
 
     Joined they give the whole text and every token, even where the bytes are not valid UTF-8."""
     tokens = [int(token) for token in tokens]
+    if tokenizer.joins:
+        return [(tokenizer.decode([token], skip_control=False), [token]) for token in tokens]
     whole, words, done, first = tokenizer.decode(tokens, skip_control=False), [], 0, 0
     for last in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:last], skip_control=False)

@@ -78,6 +78,7 @@ class Tokenizer(ABC):
     pad_to_length: bool = False  # pad batches to `context`, else to the longest text
     cuts_left: bool = False  # a text beyond the context loses its beginning
     cleans: bool = False  # decoded texts have no blank before punctuation and contractions
+    joins: bool = False  # a text is its tokens' texts one after the other
     cleanable: bool = False  # transformers 5 cleans texts of this vocabulary, if asked to: not of BPE
 
     @abstractmethod

@@ -26,7 +26,7 @@ class LetterTokenizer(Tokenizer):
     def __init__(self, tokens: list[str], space: str, control: list[str], unknown: str | None, clean: bool = False):
         """`tokens` in the order of their ids. Raises CheckpointError for repeated or missing ones."""
         self.tokens, self.space, self.names, self.unknown = list(tokens), space, list(control), unknown
-        self.clean = clean
+        self.clean, self.joins = clean, not clean
         self._ids = {token: i for i, token in enumerate(tokens)}
         if not tokens or len(self._ids) < len(tokens):
             raise CheckpointError("letters: tokens must be unique and not empty")
