@@ -3,23 +3,50 @@
 Random weights give close logits, so other rounding soon changes the text: bfloat16 and int8 must match float32 in the
 prompt's logits, and in a few of GPT-2's tokens."""
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 from benchmarks.peers.text.random_models import sentence_lengths
 from benchmarks.suite.cases import Candidate, Case, Options, in_kinds
 
 PEERS = "benchmarks.peers.text."
 PREPARE = PEERS + "random_models:prepare"
 OURS, TRANSFORMERS, CTRANSLATE2 = PEERS + "ours:", PEERS + "transformers:", PEERS + "ctranslate2:"
-LLAMA_CPP, LLAMA_CPP_LIBRARY = PEERS + "llama_cpp:", "llama-cpp-python"
-PARAMETERS = {
-    "gpt2": 124.4e6 - 1024 * 768,
-    "blocks": 85.1e6,
-    "smollm2": 134.5e6,
-}  # in products; BERT base's blocks equal GPT-2's
+LLAMA_CPP = PEERS + "llama_cpp:"
 TOKENS, FEWER, PROMPT, LONG, SENTENCES = 64, 32, 16, 512, 64
 ROUNDS = 5
 SAME = {"float32": ("differing", 0.0)}  # other kinds share next to no T5 tokens, in any library
 NEARLY = SAME | {"bfloat16": ("differing", 0.95), "int8": ("differing", 0.98)}  # int8: a token of 50
-KINDS = ("float32", "bfloat16", "int8")
+KINDS, INTEGERS = ("float32", "bfloat16", "int8"), ("float32", "int8")
+
+
+class DecoderCase(NamedTuple):
+    """`parameters`, and those of the `blocks` alone: in products. `kinds`: of transformers. `prefills`: the peer gives
+    a prompt's logits. `tokens`, `logits`: checks."""
+
+    title: str
+    parameters: float
+    blocks: float
+    kinds: tuple[str, ...]
+    peer: str
+    module: str
+    library: str
+    prepare: str
+    prefills: bool
+    tokens: Mapping[str, tuple[str, float]]
+    logits: Mapping[str, tuple[str, float]]
+
+
+BLOCKS = 85.1e6  # GPT-2's, and BERT base's
+DECODERS = {
+    "gpt2": DecoderCase(
+        "GPT-2 small", 124.4e6 - 1024 * 768, BLOCKS, KINDS[:2], "CTranslate2", CTRANSLATE2, "ctranslate2", PREPARE,
+        False, NEARLY, {"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 5e-2)}),
+    # 30 layers of such weights enlarge what rounding changes
+    "smollm2": DecoderCase(
+        "SmolLM2-135M", 134.5e6, 106.2e6, KINDS[:1], "llama.cpp", LLAMA_CPP, "llama-cpp-python", LLAMA_CPP + "prepare",
+        True, SAME, {"float32": ("near", 5e-4), "bfloat16": ("cosine", 2e-2), "int8": ("cosine", 0.2)}),
+}  # fmt: skip
 VOCABULARIES = {
     "gpt2": ("GPT-2's vocabulary", ("tiktoken",)),
     "bpe": ("byte-level BPE of 8,000", ("tokenizers", "tokenizers in batches")),
@@ -29,68 +56,43 @@ VOCABULARIES = {
 
 def cases(options: Options) -> list[Case]:
     return [
-        *(decoding(batch, options) for batch in (1, 8)), prefill(options), translating(options, 1, TOKENS),
-        translating(options, 4, FEWER), *(small_llama(batch, options) for batch in (1, 8)), small_llama_prompt(options),
-        sentences(options), *(tokenizing(name, options) for name in VOCABULARIES),
+        *(one for family in DECODERS
+          for one in (*(decoding(family, batch, options) for batch in (1, 8)), prefill(family, options))),
+        translating(options, 1, TOKENS), translating(options, 4, FEWER), sentences(options),
+        *(tokenizing(name, options) for name in VOCABULARIES),
     ]  # fmt: skip
 
 
-def decoding(batch: int, options: Options) -> Case:
+def decoding(family: str, batch: int, options: Options) -> Case:
     tokens = 4 if options.tiny else TOKENS if batch == 1 else FEWER
-    settings = {"tokens": tokens}
+    own, settings = DECODERS[family], {"tokens": tokens}
     return Case(
-        "text", f"GPT-2 small, {tokens} tokens, batch {batch}", "token", tokens * batch,
+        "text", f"{own.title}, {tokens} tokens, batch {batch}", "token", tokens * batch,
         (*in_kinds("ours", OURS + "writer", settings, kinds=KINDS),
-         *in_kinds("transformers", TRANSFORMERS + "writer", settings | {"family": "gpt2"}, "transformers"),
-         *in_kinds("CTranslate2", CTRANSLATE2 + "decoder", settings, "ctranslate2", ("float32", "int8"))),
-        reference="transformers float32", checks=SAME if options.tiny else NEARLY, prepare=PREPARE,
-        settings={"family": "gpt2", "lengths": [PROMPT] * batch, "tiny": options.tiny},
-        operations=None if options.tiny else 2 * PARAMETERS["gpt2"] * (tokens + PROMPT) * batch,
-        bytes=None if options.tiny else 4 * PARAMETERS["gpt2"] * tokens, rounds=ROUNDS,
+         *in_kinds("transformers", TRANSFORMERS + "writer", settings | {"family": family}, "transformers", own.kinds),
+         *in_kinds(own.peer, own.module + "decoder", settings, own.library, INTEGERS)),
+        reference="transformers float32", checks=own.tokens if not options.tiny else SAME, prepare=own.prepare,
+        settings=prepared(family, [PROMPT] * batch, options),
+        operations=None if options.tiny else 2 * own.parameters * (tokens + PROMPT) * batch,
+        bytes=None if options.tiny else 4 * own.parameters * tokens, rounds=ROUNDS,
     )  # fmt: skip
 
 
-def prefill(options: Options) -> Case:
-    length = 32 if options.tiny else LONG
+def prefill(family: str, options: Options) -> Case:
+    length, own = 32 if options.tiny else LONG, DECODERS[family]
+    peer = in_kinds(own.peer, own.module + "prefill", {}, own.library, INTEGERS) if own.prefills else ()
     return Case(
-        "text", f"GPT-2 small, prompt of {length}", "token", length,
+        "text", f"{own.title}, prompt of {length}", "token", length,
         (*in_kinds("ours", OURS + "prefill", {}, kinds=KINDS),
-         *in_kinds("transformers", TRANSFORMERS + "prefill", {"family": "gpt2"}, "transformers")),
-        reference="transformers float32",
-        checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2), "int8": ("cosine", 5e-2)}, prepare=PREPARE,
-        settings={"family": "gpt2", "lengths": [length], "tiny": options.tiny},
-        operations=None if options.tiny else 2 * PARAMETERS["blocks"] * length, rounds=ROUNDS,
+         *in_kinds("transformers", TRANSFORMERS + "prefill", {"family": family}, "transformers", own.kinds), *peer),
+        reference="transformers float32", checks=own.logits, prepare=own.prepare,
+        settings=prepared(family, [length], options), rounds=ROUNDS,
+        operations=None if options.tiny else 2 * own.blocks * length,
     )  # fmt: skip
 
 
-def small_llama(batch: int, options: Options) -> Case:
-    tokens = 4 if options.tiny else TOKENS if batch == 1 else FEWER
-    settings = {"tokens": tokens}
-    return Case(
-        "text", f"SmolLM2-135M, {tokens} tokens, batch {batch}", "token", tokens * batch,
-        (*in_kinds("ours", OURS + "writer", settings, kinds=KINDS),
-         *in_kinds("transformers", TRANSFORMERS + "writer", settings | {"family": "smollm2"}, "transformers",
-                   ("float32",)),
-         *in_kinds("llama.cpp", LLAMA_CPP + "writer", settings, LLAMA_CPP_LIBRARY, ("float32", "int8"))),
-        reference="transformers float32", checks=SAME, prepare=LLAMA_CPP + "prepare",
-        settings={"family": "smollm2", "lengths": [PROMPT] * batch, "kinds": ["float32", "int8"], "tiny": options.tiny},
-        operations=None if options.tiny else 2 * PARAMETERS["smollm2"] * (tokens + PROMPT) * batch,
-        bytes=None if options.tiny else 4 * PARAMETERS["smollm2"] * tokens, rounds=ROUNDS,
-    )  # fmt: skip
-
-
-def small_llama_prompt(options: Options) -> Case:
-    length = 32 if options.tiny else LONG  # 30 layers of such weights enlarge what rounding changes
-    return Case(
-        "text", f"SmolLM2-135M, prompt of {length}", "token", length,
-        (*in_kinds("ours", OURS + "prefill", {}, kinds=KINDS),
-         *in_kinds("transformers", TRANSFORMERS + "prefill", {"family": "smollm2"}, "transformers", ("float32",)),
-         *in_kinds("llama.cpp", LLAMA_CPP + "prefill", {}, LLAMA_CPP_LIBRARY, ("float32", "int8"))),
-        reference="transformers float32",
-        checks={"float32": ("near", 5e-4), "bfloat16": ("cosine", 2e-2), "int8": ("cosine", 0.2)},
-        prepare=LLAMA_CPP + "prepare", rounds=ROUNDS,
-        settings={"family": "smollm2", "lengths": [length], "kinds": ["float32", "int8"], "tiny": options.tiny},
-    )  # fmt: skip
+def prepared(family: str, lengths: list[int], options: Options) -> dict[str, Any]:
+    return {"family": family, "lengths": lengths, "kinds": INTEGERS, "tiny": options.tiny}
 
 
 def translating(options: Options, beams: int, tokens: int) -> Case:
@@ -118,7 +120,7 @@ def sentences(options: Options) -> Case:
          *in_kinds("transformers", load, settings | {"batch": 8}, "transformers", suffix=", like lengths together")),
         reference="transformers float32", checks={"float32": ("near", 1e-4), "bfloat16": ("cosine", 1e-2)},
         prepare=PREPARE, settings={"family": "bert", "lengths": lengths, "tiny": options.tiny},
-        operations=None if options.tiny else 2 * PARAMETERS["blocks"] * sum(lengths), rounds=ROUNDS,
+        operations=None if options.tiny else 2 * BLOCKS * sum(lengths), rounds=ROUNDS,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Whisper: log-mel, encoder, decoding, and whole files of one and many windows."""
+"""Whisper: log-mel, encoder, decoding, and whole files of one and many windows; wav2vec 2.0: whole files."""
 
 from collections.abc import Mapping
 from dataclasses import replace

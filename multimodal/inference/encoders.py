@@ -119,7 +119,8 @@ class RowConvolution(Replacement, WaveConvolution):
         rows. What comes after them is not zero, but has no influence."""
         rows = rows[:count].double()
         mean = rows.mean(0)
-        spread = (rows - mean).T @ (rows - mean) / count
+        away = rows - mean
+        spread = away.T @ away / count
         variance = ((self.weight @ spread) * self.weight).sum(1)
         gain = self.norm.weight * torch.rsqrt(variance + self.norm.eps)
         weight, dtype = gain[:, None] * self.weight, self.norm.weight.dtype

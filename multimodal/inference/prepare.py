@@ -170,13 +170,14 @@ def _for_cpu(
         for decoder in decoders:
             _fuse(decoder, kind, compiled or int8)
     quick = _encodes_in_int8(model, compute_type)
-    if quick or (dtype == rest == torch.float32 and prefers_native()):
+    native = dtype == rest == torch.float32 and prefers_native()
+    if quick or native:
         for name in towers:
             owner = made.get_submodule(name.rpartition(".")[0])
             # disentangled attention maps its table of positions to queries and keys alone
             apart = isinstance(owner, TextTransformer) and owner.relative is not None
             in_native(made.get_submodule(name), quick, join=not apart)
-    prepare_speech(made, dtype == torch.float32 and prefers_native())
+    prepare_speech(made, native)
     if (dtype == torch.float32 or compiled) and prefers_native_attention():
         attend_natively(made)
     single_rows = {part for decoder in decoders for part in decoder.modules()}

@@ -93,7 +93,7 @@ class Llama:
         return last
 
 
-def writer(folder: Path, device: str, tokens: int, kind: str) -> Callable[[], list[list[int]]]:
+def decoder(folder: Path, device: str, tokens: int, kind: str) -> Callable[[], list[list[int]]]:
     """Greedy, after each prompt."""
     prompts = rows(folder)
     session = Llama(folder, kind, len(prompts[0]) + tokens, len(prompts))

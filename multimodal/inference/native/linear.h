@@ -232,7 +232,9 @@ struct Prepared {
         if (!map.steps && between == inputs) return {x, nullptr, count, false};
         if (!map.steps) {
             need(count * inputs);
-            for (int64_t row = 0; row < count; ++row) memcpy(packed.get() + row * inputs, x + row * between, 4 * inputs);
+            team.share(count, team.part_of(count), [&](int64_t row, int64_t last) {
+                for (; row < last; ++row) memcpy(packed.get() + row * inputs, x + row * between, 4 * inputs);
+            });
             return {packed.get(), nullptr, count, false};
         }
         levels.resize(count * map.inputs), steps.resize(count);
