@@ -20,13 +20,13 @@ from multimodal.inference.int8 import Int8Linear
 from multimodal.inference.modules import Frozen, copy_module, replace_modules
 from multimodal.inference.native.attention import attend_natively, prefers_native_attention
 from multimodal.inference.native.decoder import NativeDecoder, has_native_step
-from multimodal.inference.native.encoder import in_native, prefers_int8, prefers_native
+from multimodal.inference.native.encoder import in_native, many_rows, prefers_int8, prefers_native
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import NativeLinear
 from multimodal.inference.one_query import OneQueryBlock, has_one_query
 from multimodal.inference.options import COMPUTE_TYPES
 from multimodal.inference.packed import PackedLinear, PackedPatches, can_pack, pack, row_linear
-from multimodal.inference.tune import is_intel, least_time, remembered
+from multimodal.inference.tune import is_intel, quickest
 from multimodal.models.any_to_text import AnyToText
 from multimodal.models.conformer import ConformerCTC
 from multimodal.models.encoder_decoder import EncoderDecoder
@@ -266,13 +266,8 @@ def quicker_type() -> torch.dtype:
     if not fast_bfloat16():
         return torch.float32
     types = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-    rows, weight = (torch.ones(count, 512, dtype=torch.float32, device="cpu") for count in (512, 1536))
-
-    def measure() -> str:
-        maps = {name: (PackedLinear(weight.to(dtype)), rows.to(dtype)) for name, dtype in types.items()}
-        return min(maps, key=lambda name: least_time(lambda: maps[name][0](maps[name][1])))
-
-    return types[remembered("encoder's type", types, "bfloat16" if prefers_bfloat16() else "float32", measure)]
+    works = {name: many_rows(PackedLinear, dtype) for name, dtype in types.items()}
+    return types[quickest("encoder's type", works, "bfloat16" if prefers_bfloat16() else "float32")]
 
 
 def _encodes_in_int8(model: nn.Module, compute_type: str) -> bool:

@@ -7,8 +7,8 @@ built-in ones."""
 
 import json
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 
@@ -41,6 +41,17 @@ def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str, rows:
     measure = lambda: _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual, rows)
     many = "" if rows == ROWS else f", rows {' '.join(map(str, rows))}"
     return remembered(f"{inputs} inputs, about 4^{size} weights{many}", ways, usual, measure)
+
+
+def quickest(question: str, works: Mapping[str, Callable[[], Callable[[], object]]], usual: str) -> str:
+    """The name of the quickest of what `works` make, measured once; `usual` where that is about as quick, or measuring
+    is off or has taken too long."""
+
+    def measure() -> str:
+        with _one_thread():
+            return _best(least_times({name: make() for name, make in works.items()}), usual)
+
+    return remembered(question, works, usual, measure)
 
 
 def remembered(question: str, answers: Container[str], usual: str, measure: Callable[[], str]) -> str:
@@ -78,6 +89,13 @@ def is_intel() -> bool:
     return "Intel" in str(has.get("cpu_name")) and bool(has.get("avx512_f")) and torch.backends.mkl.is_available()
 
 
+@cache
+def compiles() -> bool:
+    """Return True where compiled maps and attention are the built-in ways: with AVX2, but on Intel's processors with
+    AVX-512 they are not measured."""
+    return bool(torch.cpu.get_capabilities().get("avx2")) and not is_intel()
+
+
 def _path() -> Path:
     return cache_folder() / "tune.json"
 
@@ -101,14 +119,31 @@ def _clock() -> float:
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def least_time(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of some rounds."""
-    taken = []
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Measure many rows so: whatever runs beside would decide between ways that several threads share."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+def least_times(works: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of each in its quickest of some rounds, in turn."""
+    taken = dict.fromkeys(works, float("inf"))
     for _ in range(ROUNDS):
-        start = _clock()
-        work()
-        taken.append(_clock() - start)
-    return min(taken)
+        for name, work in works.items():
+            start = _clock()
+            work()
+            taken[name] = min(taken[name], _clock() - start)
+    return taken
+
+
+def _best(costs: Mapping[str, float], usual: str) -> str:
+    best = min(costs, key=costs.__getitem__, default=usual)
+    return usual if usual in costs and costs[usual] < GAIN * costs[best] else best
 
 
 @torch.no_grad()
@@ -119,16 +154,13 @@ def _measured(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str, ro
     weight = weight.repeat(-(-outputs // len(weight)), 1)[:outputs]
     copies = max(1, WEIGHTS // weight.numel())
     maps = {name: [way(weight) for _ in range(copies)] for name, way in exact.items()}
-    taken = {(name, count): float("inf") for name in maps for count in sorted(set(rows))}
-    for _ in range(ROUNDS):
-        for name, count in taken:
-            x, start = given[:count].clone(), _clock()
-            for product in maps[name]:
-                product(x)
-            taken[name, count] = min(taken[name, count], _clock() - start)
-    costs = {name: sum(taken[name, count] for count in rows) for name in maps}
-    best = min(costs, key=costs.__getitem__, default=usual)
-    return usual if usual in costs and costs[usual] < GAIN * costs[best] else best
+    with nullcontext() if rows == ROWS else _one_thread():
+        taken = {count: least_times(_each(maps, given[:count].clone())) for count in set(rows)}
+    return _best({name: sum(taken[count][name] for count in rows) for name in maps}, usual)
+
+
+def _each(maps: Mapping[str, Sequence[Callable[[Tensor], Tensor]]], x: Tensor) -> dict[str, Callable[[], object]]:
+    return {name: lambda copies=copies: [product(x) for product in copies] for name, copies in maps.items()}
 
 
 def _is_exact(way: Way, weight: Tensor, rows: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from multimodal.blocks.attention import Attention
 from multimodal.inference import prepare
 from multimodal.inference.native import attention
-from multimodal.inference.native.attention import native_attention, prefers_native_attention
+from multimodal.inference.native.attention import native_attention
 from multimodal.inference.prepare import prepare_for_inference
 from multimodal.weights.folder import Checkpoint
 from tests.helpers import tiny
@@ -108,12 +108,3 @@ def test_prepared_models_attend_with_it(name: str, monkeypatch: pytest.MonkeyPat
     made = prepare_for_inference(Checkpoint(model, source="tiny"), "float32").model
     assert {part.kernel for part in made.modules() if isinstance(part, Attention)} == {native_attention}
     assert all(part.kernel is not native_attention for part in model.modules() if isinstance(part, Attention))
-
-
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("quicker", ["torch", "native"])
-def test_the_quicker_way_is_chosen(quicker: str, monkeypatch: pytest.MonkeyPatch):
-    times = {"torch": iter((1.0, 2.0)), "native": iter((2.0, 1.0))}[quicker]
-    monkeypatch.setattr(attention, "least_time", lambda work: (work(), next(times))[1])
-    monkeypatch.setattr(attention, "remembered", lambda question, answers, usual, measure: measure())
-    assert prefers_native_attention() == (quicker == "native")

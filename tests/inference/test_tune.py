@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from multimodal.inference import prepare, tune
-from multimodal.inference.native import encoder
+from multimodal.inference.native import attention, encoder
 from multimodal.inference.packed import PackedLinear, can_pack, row_linear
 from multimodal.inference.row_table import TableLinear
 from tests.helpers.spread import thin
@@ -61,6 +61,18 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_known", {})
     monkeypatch.setattr(tune, "_spent", 0.0)
     calls.clear()
+
+
+def quicker(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
+    """Let what has this name be measured as the quickest; returns what was measured."""
+    measured: list[object] = []
+
+    def times(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+        measured.append({one: work() for one, work in works.items()})
+        return {one: 1.0 + (one != name) for one in works}
+
+    monkeypatch.setattr(tune, "least_times", times)
+    return measured
 
 
 def choose(usual: str = "slow") -> str:
@@ -192,16 +204,35 @@ def test_maps_for_decoding_are_made_in_the_chosen_way(monkeypatch: pytest.Monkey
         assert type(row_linear(torch.randn(64, 32, dtype=torch.bfloat16))) is PackedLinear
 
 
-@pytest.mark.parametrize(("times", "type_"), [((1.0, 2.0), torch.bfloat16), ((2.0, 1.0), torch.float32)])
-def test_an_encoder_computes_in_the_type_that_was_quicker(
-    home: Path, monkeypatch: pytest.MonkeyPatch, times: tuple[float, float], type_: torch.dtype
-):
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_an_encoder_computes_in_the_type_that_was_quicker(home: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     if not can_pack(torch.bfloat16):
         pytest.skip("no packed products in bfloat16 here")
-    left = list(times)
     monkeypatch.setattr(prepare, "fast_bfloat16", lambda: True)
-    monkeypatch.setattr(prepare, "least_time", lambda work: (work(), left.pop(0))[1])
-    assert prepare.quicker_type() == type_
-    forget(monkeypatch)
-    assert prepare.quicker_type() == type_
-    assert not left
+    measured = quicker(monkeypatch, name)
+    for _ in range(2):
+        assert prepare.quicker_type() == getattr(torch, name)
+        forget(monkeypatch)
+    assert len(measured) == 1
+
+
+def test_of_many_rows_one_thread_is_measured_beside_whatever_runs(home: Path):
+    counts = []
+    work = lambda: lambda: counts.append(torch.get_num_threads())
+    torch.set_num_threads(2)
+    try:
+        assert (
+            tune.quickest("a question", {"usual": work, "other": lambda: lambda: time.sleep(0.01)}, "usual") == "usual"
+        )
+        assert torch.get_num_threads() == 2
+        assert list(json.loads((home / "tune.json").read_text())) == [tune.machine()]
+    finally:
+        torch.set_num_threads(1)
+    assert set(counts) == {1}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", ["torch", "native"])
+def test_models_attend_in_the_quicker_way(home: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    quicker(monkeypatch, name)
+    assert attention.prefers_native_attention() == (name == "native")

@@ -1,6 +1,8 @@
 """Attention of many queries through the compiled library."""
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
 from multimodal.inference.native.library import NUMBER, AttentionRecord, library
-from multimodal.inference.tune import GAIN, least_time, remembered
+from multimodal.inference.tune import compiles, quickest
 
 SHAPE = (12, 197, 64)  # that is measured: heads, positions and width
 
@@ -52,17 +54,14 @@ def prefers_native_attention() -> bool:
     """Return True where compiled attention is quicker than PyTorch's in float32; measured once."""
     if library() is None:
         return False
-    has, ways = torch.cpu.get_capabilities(), {"torch": F.scaled_dot_product_attention, "native": native_attention}
-    usual = "native" if has.get("avx2", False) and not has.get("avx512_f", False) else "torch"
 
-    def measure() -> str:
+    def work(way: Callable[..., Tensor]) -> Callable[[], Tensor]:
         heads, count, width = SHAPE
         x = torch.ones(1, count, 3, heads, width, dtype=torch.float32, device="cpu").permute(2, 0, 3, 1, 4)
-        taken = {name: least_time(lambda way=way: way(*x)) for name, way in ways.items()}
-        best = min(taken, key=taken.__getitem__)
-        return usual if taken[usual] < GAIN * taken[best] else best
+        return partial(way, *x)
 
-    return remembered("attention of many queries", ways, usual, measure) == "native"
+    works = {"torch": partial(work, F.scaled_dot_product_attention), "native": partial(work, native_attention)}
+    return quickest("attention of many queries", works, "native" if compiles() else "torch") == "native"
 
 
 def attend_natively(model: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Towers' linear maps and norms through the compiled library."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,19 @@ from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_j
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear, NativeNorm
 from multimodal.inference.packed import PackedLinear
-from multimodal.inference.tune import choose, least_time, remembered
+from multimodal.inference.tune import Way, choose, compiles, quickest
 
 ROWS, INPUTS, OUTPUTS = 256, 512, 1536  # of the map that is measured
+
+
+def many_rows(kind: Way, dtype: torch.dtype) -> Callable[[], Callable[[], Tensor]]:
+    """Makes what multiplies many rows by a map of such a kind, to be measured."""
+
+    def make() -> Callable[[], Tensor]:
+        rows, weight = (torch.ones(count, INPUTS, dtype=torch.float32, device="cpu") for count in (ROWS, OUTPUTS))
+        return partial(kind(weight.to(dtype)), rows.to(dtype))
+
+    return make
 
 
 def prefers_int8(dtype: torch.dtype) -> bool:
@@ -25,15 +36,12 @@ def prefers_int8(dtype: torch.dtype) -> bool:
     if library() is None:
         return False
     has = torch.cpu.get_capabilities()
-    answers = ("int8", "float")
-
-    def measure() -> str:
-        rows, weight = (torch.ones(count, INPUTS, dtype=torch.float32, device="cpu") for count in (ROWS, OUTPUTS))
-        exact, quick, cast = PackedLinear(weight.to(dtype)), NativeLinear(weight, int8=True), rows.to(dtype)
-        return answers[least_time(lambda: exact(cast)) < least_time(lambda: quick(rows))]
-
-    usual = answers[not has.get("avx2", False) or (has.get("amx_bf16", False) and dtype == torch.bfloat16)]
-    return remembered(f"many rows, int8 or {dtype}", answers, usual, measure) == "int8"
+    plain = not has.get("avx2", False) or (has.get("amx_bf16", False) and dtype == torch.bfloat16)
+    works = {
+        "int8": many_rows(partial(NativeLinear, int8=True), torch.float32),
+        "float": many_rows(PackedLinear, dtype),
+    }
+    return quickest(f"many rows, int8 or {dtype}", works, "float" if plain else "int8") == "int8"
 
 
 def prefers_native() -> bool:
@@ -41,8 +49,7 @@ def prefers_native() -> bool:
     alone oneDNN's give a row other bits in company."""
     if library() is None:
         return False
-    has = torch.cpu.get_capabilities()
-    usual = "native" if has.get("avx2", False) and not has.get("avx512_f", False) else "packed"
+    usual = "native" if compiles() else "packed"
     return choose(OUTPUTS, INPUTS, {"packed": PackedLinear, "native": NativeLinear}, usual, (ROWS,)) == "native"
 
 

@@ -58,14 +58,16 @@ inline void put(Floats y, const Target &to, int64_t row, int64_t output, int64_t
 }
 
 // Of a kind of maps: ROWS whose sums stay in registers beside a panel's, panels (WIDE) that a single row multiplies side
-// by side, vectors of outputs in a panel, whose weights lie side by side. PACKS: more than ROWS are packed, measured on
-// AVX2 alone: a fifth faster, since rows some kilobytes apart share few places of the first cache.
+// by side, vectors of outputs in a panel, whose weights lie side by side.
 
 struct Float {
     using Sum = Floats;
     using Input = float;
     static constexpr int ROWS = ::ROWS, WIDE = 4, VECTORS = 2;
-    static constexpr bool PACKS = LANES == 8;
+    // Whether more than ROWS rows that begin `between` inputs apart are packed: they share few places of the first
+    // cache. With AVX2 alone a fifth faster; with AVX-512 up to a fifth at multiples of 4 KiB, slower at others.
+    static bool packs(int64_t between) { return LANES == 8 || (LANES == 16 && between % 1024 == 0); }
+    static constexpr bool PACKS = LANES >= 8;
     static Sum add(Sum sum, const Input &x, const char *column) { return sum + x * *(const Floats *)column; }
     static Floats finish(Sum sum, const Linear &, const Rows &, int64_t, int64_t) { return sum; }
 };
@@ -220,15 +222,9 @@ struct Prepared {
     std::unique_ptr<float[]> packed;
     int64_t room = 0;
 
-    // How many of `rows` to take: packed ones stay in the third cache.
-    static int64_t at_once(const Linear &map, int64_t inputs, int64_t rows) {
-        if (map.steps || !Float::PACKS) return std::max<int64_t>(rows, 1);
-        return share_of(rows, PACKED / std::max<int64_t>(1, 4 * inputs) + 1, Float::ROWS);
-    }
-
     // Rows begin `between` inputs apart, and may overlap.
     Rows operator()(const Linear &map, const float *x, int64_t count, int64_t inputs, int64_t between, Team &team) {
-        if (!map.steps && Float::PACKS && count > Float::ROWS) return pack(x, count, inputs, between, team);
+        if (!map.steps && Float::packs(between) && count > Float::ROWS) return pack(x, count, inputs, between, team);
         if (!map.steps && between == inputs) return {x, nullptr, count, false};
         if (!map.steps) {
             need(count * inputs);
@@ -269,15 +265,21 @@ struct Prepared {
     }
 
 #if defined(__AVX2__)
-    // Four inputs of six rows.
+    // Four inputs of `Float::ROWS` rows.
     static void beside(const float *x, int64_t between, float *to) {
-        __m128 rows[6];
-        for (int i = 0; i < 6; ++i) rows[i] = _mm_loadu_ps(x + i * between);
-        _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
-        for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + 6 * i, rows[i]);
-        const __m128 first = _mm_unpacklo_ps(rows[4], rows[5]), last = _mm_unpackhi_ps(rows[4], rows[5]);
-        _mm_storel_pi((__m64 *)(to + 4), first), _mm_storeh_pi((__m64 *)(to + 10), first);
-        _mm_storel_pi((__m64 *)(to + 16), last), _mm_storeh_pi((__m64 *)(to + 22), last);
+        constexpr int most = Float::ROWS;
+        __m128 rows[4];
+        for (int top = 0; top + 4 <= most; top += 4) {
+            for (int i = 0; i < 4; ++i) rows[i] = _mm_loadu_ps(x + (top + i) * between);
+            _MM_TRANSPOSE4_PS(rows[0], rows[1], rows[2], rows[3]);
+            for (int i = 0; i < 4; ++i) _mm_storeu_ps(to + i * most + top, rows[i]);
+        }
+        if (most % 4 != 2) return;
+        for (int i = 0; i < 2; ++i) rows[i] = _mm_loadu_ps(x + (most - 2 + i) * between);
+        const __m128 first = _mm_unpacklo_ps(rows[0], rows[1]), last = _mm_unpackhi_ps(rows[0], rows[1]);
+        to += most - 2;
+        _mm_storel_pi((__m64 *)to, first), _mm_storeh_pi((__m64 *)(to + most), first);
+        _mm_storel_pi((__m64 *)(to + 2 * most), last), _mm_storeh_pi((__m64 *)(to + 3 * most), last);
     }
 #endif
 

@@ -311,20 +311,32 @@ extern "C" {
 
 int64_t panel(int64_t bytes) { return panel_of(bytes); }
 
-// y = f(x Wᵀ + b) of `rows` rows [rows inputs].
+// y = f(x Wᵀ + b) of `rows` rows [rows inputs], which begin `between` inputs apart.
 void linear(
     const Linear *map, const float *x, int64_t rows, int64_t inputs, int64_t between, float *y, int64_t activation,
     int64_t threads) {
-    const int64_t count = panels_of(*map);
+    const int64_t count = panels_of(*map), most = map->steps ? Byte::ROWS : Float::ROWS, tiles = (rows + most - 1) / most;
+    const auto some = [&](Prepared &prepared, int64_t top, int64_t last, Team &team) {
+        Rows own = prepared(*map, x + top * between, last - top, inputs, between, team);
+        team.share(count, team.part_of(count), [&](int64_t first, int64_t end) {
+            product(*map, own, first, end, {y + top * map->outputs, map->outputs, REPLACE, activation});
+        });
+    };
     Team::call(rows * count * inputs < LEAST_SHARED ? 1 : threads, [&](Team &team) {
-        Prepared prepared;
-        const int64_t some = prepared.at_once(*map, inputs, rows);
-        for (int64_t top = 0; top < rows; top += some) {
-            Rows own = prepared(*map, x + top * between, std::min(some, rows - top), inputs, between, team);
-            team.share(count, team.part_of(count), [&](int64_t first, int64_t last) {
-                product(*map, own, first, last, {y + top * map->outputs, map->outputs, REPLACE, activation});
+        // rows whose packed copies stay in the third cache
+        const int64_t cached = share_of(rows, PACKED / std::max<int64_t>(1, 4 * inputs) + 1, most);
+        if (team.threads > 1 && tiles > count) {  // threads share what there is more of: rows, which each prepares, or panels
+            const int64_t parts = std::max(std::min<int64_t>(tiles, 4 * team.threads), (rows + cached - 1) / cached);
+            return team.share(parts, 1, [&](int64_t part, int64_t last) {
+                static thread_local Prepared prepared;
+                Team alone(1);
+                for (; part < last; ++part)
+                    some(prepared, tiles * part / parts * most, std::min(rows, tiles * (part + 1) / parts * most), alone);
             });
         }
+        const int64_t each = map->steps || !Float::packs(between) ? std::max<int64_t>(rows, 1) : cached;
+        Prepared prepared;
+        for (int64_t top = 0; top < rows; top += each) some(prepared, top, std::min(top + each, rows), team);
     });
 }
 

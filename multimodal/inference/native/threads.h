@@ -33,6 +33,8 @@ std::atomic<bool> working{false};
 
 class Team {
   public:
+    explicit Team(int threads) : threads(threads) {}
+
     // Calls `body(team)` with `threads` threads to share its parts, itself among them; alone beside another such call.
     template <class Body> static void call(int threads, const Body &body) {
         const bool alone = threads < 2 || getpid() != process || working.exchange(true);
@@ -69,9 +71,9 @@ class Team {
     // Small enough that the others take over what a thread that comes late leaves.
     int64_t part_of(int64_t count) const { return threads == 1 ? count : count / (8 * threads) + 1; }
 
-  private:
-    explicit Team(int threads) : threads(threads) {}
+    const int threads;
 
+  private:
     static void on_own_threads(void (*take)(void *), void *context, int count) {
         std::vector<std::thread> others;
         try {
@@ -81,7 +83,6 @@ class Team {
         for (std::thread &other : others) other.join();
     }
 
-    const int threads;
     std::atomic<bool> ended{false};
     std::atomic<uint64_t> ticket{0};  // number of the work (16 bits), its parts (24), the next part (24)
     std::atomic<int64_t> finished{0};
