@@ -21,7 +21,7 @@ ROWS, INPUTS, OUTPUTS = 256, 512, 1536  # of the map that is measured
 
 
 def many_rows(kind: Way, dtype: torch.dtype) -> Callable[[], Callable[[], Tensor]]:
-    """Makes what multiplies many rows by a map of such a kind, to be measured."""
+    """A maker of the product of many rows by a map of such a kind, which is measured."""
 
     def make() -> Callable[[], Tensor]:
         rows, weight = (torch.ones(count, INPUTS, dtype=torch.float32, device="cpu") for count in (ROWS, OUTPUTS))
