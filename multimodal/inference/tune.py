@@ -121,7 +121,8 @@ def _clock() -> float:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Measure many rows so: whatever runs beside would decide between ways that several threads share."""
+    """Measure many rows so: whatever runs beside would decide between ways that several threads share. The trap: a
+    thread of the caller that first uses PyTorch meanwhile keeps one, too."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -170,7 +170,7 @@ def test_a_row_has_the_same_bits_in_company_and_on_two_threads(out: int, wide: i
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(("between", "wide"), [(1024, 1024), (1024, 1500), (60, 60), (60, 90)])
 def test_two_threads_share_rows_where_there_are_more_of_them_than_outputs(between: int, wide: int, int8: bool):
-    """Of 4 KiB, after which addresses share their place in a cache, and of others; such that overlap."""
+    """Rows of 4 KiB, after which addresses share their place in a cache, and others; some overlap."""
     weight, bias = torch.randn(70, wide), torch.randn(70)
     made, x = NativeLinear(weight, bias, int8), torch.randn(350 * 1024 + 2000).as_strided((350, wide), (between, 1))
     whole, right = torch.cat([made(row) for row in x.split(1)]), F.linear(x, weight, bias)
