@@ -27,6 +27,7 @@ ROWS = (1, 1, 8)  # measured: a token of one text, which is most of the work, an
 BESIDE = (2, 3, 5, 8, 17, 64, 256, 1000)  # rows in whose company a row must keep its bits
 PROBED = 400  # outputs of a map whose bits are compared
 ROUNDS = 5
+ALONE = ", on one thread"  # of a question: how it was measured
 GAIN = 1.05  # by which a way must beat the built-in one, so that noise does not change bits
 
 Choices = dict[str, str]  # shapes, or another question → way
@@ -39,7 +40,7 @@ def choose(outputs: int, inputs: int, ways: Mapping[str, Way], usual: str, rows:
     taken too long. Maps of as many inputs and about as many weights share a choice."""
     size = min(outputs * inputs, 2 * WEIGHTS).bit_length() // 2
     measure = lambda: _measured(min(outputs, max(WEIGHTS // inputs, 64)), inputs, ways, usual, rows)
-    many = "" if rows == ROWS else f", rows {' '.join(map(str, rows))}"
+    many = "" if rows == ROWS else f", rows {' '.join(map(str, rows))}{ALONE}"
     return remembered(f"{inputs} inputs, about 4^{size} weights{many}", ways, usual, measure)
 
 
@@ -51,7 +52,7 @@ def quickest(question: str, works: Mapping[str, Callable[[], Callable[[], object
         with _one_thread():
             return _best(least_times({name: make() for name, make in works.items()}), usual)
 
-    return remembered(question, works, usual, measure)
+    return remembered(question + ALONE, works, usual, measure)
 
 
 def remembered(question: str, answers: Container[str], usual: str, measure: Callable[[], str]) -> str:
@@ -90,7 +91,7 @@ def is_intel() -> bool:
 
 
 @cache
-def compiles() -> bool:
+def compiled_by_default() -> bool:
     """Return True where compiled maps and attention are the built-in ways: with AVX2, but on Intel's processors with
     AVX-512 they are not measured."""
     return bool(torch.cpu.get_capabilities().get("avx2")) and not is_intel()

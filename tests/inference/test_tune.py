@@ -94,7 +94,7 @@ def test_the_quickest_exact_way_is_chosen_once_and_read_back(home: Path, monkeyp
 def test_other_numbers_of_rows_are_another_question(home: Path):
     assert tune.choose(128, 8, WAYS, "slow", (64,)) == choose() == "quick"
     assert json.loads((home / "tune.json").read_text())[tune.machine()] == {
-        f"{SHAPES}, rows 64": "quick",
+        f"{SHAPES}, rows 64, on one thread": "quick",
         SHAPES: "quick",
     }
 
@@ -221,9 +221,8 @@ def test_of_many_rows_one_thread_is_measured_beside_whatever_runs(home: Path):
     work = lambda: lambda: counts.append(torch.get_num_threads())
     torch.set_num_threads(2)
     try:
-        assert (
-            tune.quickest("a question", {"usual": work, "other": lambda: lambda: time.sleep(0.01)}, "usual") == "usual"
-        )
+        works = {"usual": work, "other": lambda: lambda: sum(range(100_000))}
+        assert tune.quickest("a question", works, "usual") == "usual"
         assert torch.get_num_threads() == 2
         assert list(json.loads((home / "tune.json").read_text())) == [tune.machine()]
     finally:

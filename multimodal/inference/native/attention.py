@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from multimodal.blocks.attention import Attention
 from multimodal.inference.native.library import NUMBER, AttentionRecord, library
-from multimodal.inference.tune import compiles, quickest
+from multimodal.inference.tune import compiled_by_default, quickest
 
 SHAPE = (12, 197, 64)  # that is measured: heads, positions and width
 
@@ -61,7 +61,7 @@ def prefers_native_attention() -> bool:
         return partial(way, *x)
 
     works = {"torch": partial(work, F.scaled_dot_product_attention), "native": partial(work, native_attention)}
-    return quickest("attention of many queries", works, "native" if compiles() else "torch") == "native"
+    return quickest("attention of many queries", works, "native" if compiled_by_default() else "torch") == "native"
 
 
 def attend_natively(model: nn.Module) -> None:

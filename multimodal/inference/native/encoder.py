@@ -15,7 +15,7 @@ from multimodal.inference.fused_decoder import FusedAttention, FusedBlock, can_j
 from multimodal.inference.native.library import library
 from multimodal.inference.native.linear import ACTIVATIONS, NativeLinear, NativeNorm
 from multimodal.inference.packed import PackedLinear
-from multimodal.inference.tune import Way, choose, compiles, quickest
+from multimodal.inference.tune import Way, choose, compiled_by_default, quickest
 
 ROWS, INPUTS, OUTPUTS = 256, 512, 1536  # of the map that is measured
 
@@ -49,7 +49,7 @@ def prefers_native() -> bool:
     alone oneDNN's give a row other bits in company."""
     if library() is None:
         return False
-    usual = "native" if compiles() else "packed"
+    usual = "native" if compiled_by_default() else "packed"
     return choose(OUTPUTS, INPUTS, {"packed": PackedLinear, "native": NativeLinear}, usual, (ROWS,)) == "native"
 
 
