@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from multimodal.data.loader import Loader, Step
 from multimodal.errors import CheckpointError, TrainingError, demand, one_line
+from multimodal.system.memory import keeping_memory
 from multimodal.system.records import from_record
 from multimodal.train.checkpoint.atomic import newest, read_state, refuse_states, save_state
 from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
@@ -211,7 +212,9 @@ class Loop:
         if s.threads:
             torch.set_num_threads(s.threads)
         reduced = self.kind == "cuda" and s.used_precision != "float32"
-        with deterministic(s.deterministic), tf32(reduced), StopSignal() as stop, self.processes.together(s.run):
+        memory = keeping_memory() if self.kind == "cpu" else nullcontext()
+        mode = deterministic(s.deterministic)
+        with memory, mode, tf32(reduced), StopSignal() as stop, self.processes.together(s.run):
             log.info("%d parameters, %d of them trained", *sizes(self.objective.model))
             self.begin()
             if self.rank == 0:

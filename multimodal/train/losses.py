@@ -10,6 +10,8 @@ from torch import Tensor
 
 from multimodal.data.datasets.text import IGNORED
 
+PIECE = 2**20  # logits of a CPU's softmax at a time
+
 
 class SingleProcess:
     """Exchange of texts between processes, for a single process."""
@@ -225,27 +227,15 @@ class _Vocabulary(torch.autograd.Function):
         grads = [torch.empty_like(states), None, None if bias is None else torch.zeros_like(bias, dtype=wide)]
         for begin in range(0, len(states), chunk):
             part = slice(begin, begin + chunk)
-            own = states[part].to(product)
+            own, known = states[part].to(product), targets[part, None] >= 0
             logits = own @ ready.T
             if compiled is not None and learns and bias is None and cap is None and logits.is_cuda:
                 own_loss, pull = compiled(logits, targets[part], wide, smoothing)
+                loss += own_loss
             else:
-                scores = logits.to(wide) if bias is None else logits.to(wide) + bias
-                share = None if cap is None else (scores / cap).tanh_()  # of the cap
-                scores = (scores if share is None else cap * share).log_softmax(1)
-                known, wanted = (targets[part, None] >= 0).to(wide), targets[part, None].clamp(min=0)
-                own_loss = -(scores.gather(1, wanted) * known).sum() * (1 - smoothing)
-                if smoothing:
-                    own_loss -= (scores.mean(1, keepdim=True) * known).sum() * smoothing
-                if learns:  # ignored rows are zeroed in the states and the sums, which are smaller than the logits
-                    pull = scores.exp_().scatter_add_(1, wanted, -known * (1 - smoothing))
-                    pull = pull.sub_(smoothing / pull.shape[1]) if smoothing else pull
-                    pull = pull if share is None else pull.mul_(1 - share.square_())
-                    own = own * known.to(product)
-                    if bias is not None:
-                        grads[2] += (known.T @ pull)[0]
-                    pull = pull.to(product)
-            loss += own_loss
+                pull, own = logits, own * known.to(product)  # ignored rows are zeroed here, which is less than in pull
+                for piece in _pieces(logits):
+                    loss += _pull(logits[piece], bias, targets[part][piece], wide, learns, smoothing, cap, grads[2])
             if learns:
                 grads[0][part] = pull @ ready
                 towards = (pull.T @ own).to(wide)
@@ -262,3 +252,32 @@ class _Vocabulary(torch.autograd.Function):
         states, weight, bias = ctx.saved_tensors
         towards = states * gradient.to(states.dtype), (weight * gradient).to(ctx.types[0])
         return *towards, None if bias is None else (bias * gradient).to(ctx.types[1]), *[None] * 6
+
+
+def _pieces(logits: Float[Tensor, "N V"]) -> list[slice]:
+    """Rows whose softmax stays in a CPU's caches; on a GPU all of them."""
+    rows = max(1, PIECE // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    return [slice(begin, begin + rows) for begin in range(0, len(logits), rows)]
+
+
+def _pull(
+    logits: Float[Tensor, "N V"], bias: Float[Tensor, "V"] | None, targets: Int[Tensor, "N"], wide: torch.dtype,
+    learns: bool, smoothing: float, cap: float | None, towards: Float[Tensor, "V"] | None,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """Summed cross-entropy of rows with a target. Where it `learns`, `logits` become its gradient, also in the other
+    rows, and that of the bias is added to `towards`."""
+    known, wanted = (targets[:, None] >= 0).to(wide), targets[:, None].clamp(min=0)
+    scores = logits.to(wide) if bias is None else logits.to(wide) + bias
+    share = None if cap is None else (scores / cap).tanh_()  # of the cap
+    scores = (scores if share is None else cap * share).log_softmax(1)
+    loss = -(scores.gather(1, wanted) * known).sum() * (1 - smoothing)
+    if smoothing:
+        loss -= (scores.mean(1, keepdim=True) * known).sum() * smoothing
+    if learns:
+        pull = scores.exp_().scatter_add_(1, wanted, -known * (1 - smoothing))
+        pull = pull.sub_(smoothing / pull.shape[1]) if smoothing else pull
+        pull = pull if share is None else pull.mul_(1 - share.square_())
+        if towards is not None:
+            towards += (known.T @ pull)[0]
+        logits.copy_(pull)
+    return loss

@@ -1,5 +1,6 @@
 """Out-of-memory errors name the file."""
 
+import ctypes
 import resource
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import torch
 from multimodal.errors import CheckpointError
 from multimodal.system import memory
 from multimodal.weights import convert, load
+
+SIZE = 40 << 20  # more than any block that a C library keeps, less than the heap of a thread
+PAGES = SIZE // resource.getpagesize()
 
 
 def test_what_is_free_is_less_than_the_machine_has_and_less_than_the_limit(monkeypatch):
@@ -44,3 +48,23 @@ def test_other_errors_pass():
         raise RuntimeError("shapes differ")
     with pytest.raises(CheckpointError, match=r"^x: not enough memory$"), memory.naming("x"):
         raise MemoryError
+
+
+def test_freed_memory_is_kept_inside_the_block_alone():
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("the C library has no mallopt")
+
+    def faults(size: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        block = torch.ones(size, dtype=torch.uint8)
+        del block
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    with memory.keeping_memory():
+        assert min(faults(SIZE) for _ in range(4)) < PAGES // 10  # a small block may take the place of a large one
+        inside = held()
+    assert held() < inside - SIZE // 2
+    assert min(faults(8 * SIZE) for _ in range(2)) > PAGES  # returned again, as no hole of the heap is as large

@@ -1,5 +1,7 @@
 """Our training loop's steps, with the recipes' objectives and the peers' initial weights."""
 
+import atexit
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from benchmarks.peers.train import openclip as train_openclip
 from benchmarks.peers.train import torchaudio as train_torchaudio
 from benchmarks.peers.train.step import BETAS, RATE, WEIGHT_DECAY, Run, runs, tensors
 from multimodal.models.conformer import ConformerCTC, ConformerCTCConfig
+from multimodal.system.memory import keeping_memory
 from multimodal.train.loop import Loop
 from multimodal.train.objective import Objective
 from multimodal.train.objectives.augment_speech import SpeechBatch
@@ -28,11 +31,15 @@ def stepping(
     folder: Path, device: str, objective: Objective, inputs: Any, *, precision: str = "float32", compile: bool = False,
     graphs: bool = False, steps: int = 1, clip: float = 0.0, **_: Any,
 ) -> Run:  # fmt: skip
-    """A step of `Loop.fit`, on `inputs` on the device."""
+    """A step of `Loop.fit`, on `inputs` on the device, in memory that the process keeps, as there."""
     optim = OptimSettings(rate=RATE, schedule="wsd", warmup=0, weight_decay=WEIGHT_DECAY, betas=BETAS, clip=clip)
     s = LoopSettings(folder / "run", 10**9, optim, precision=precision, compile=compile, device=device, graphs=graphs)
     loop = Loop(s, objective, SimpleNamespace(micro=1))
     loop.flops.enabled = False
+    if loop.kind == "cpu":
+        rest = contextlib.ExitStack()  # of the process
+        atexit.register(rest.close)
+        rest.enter_context(keeping_memory())
 
     def step() -> float:
         loop.step([inputs])
