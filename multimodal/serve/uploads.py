@@ -36,11 +36,11 @@ class Form(NamedTuple):
             raise HttpError(400, f"{name}: expected one value, got {len(found)}", param=name)
         return found[0] if found else None
 
-    def file(self, name: str = "file") -> Path | bytes:
-        """The only file of a field. Raises HttpError."""
-        found = self.files.get(name, [])
+    def file(self) -> Path | bytes:
+        """The only file of the field `file`. Raises HttpError."""
+        found = self.files.get("file", [])
         if len(found) != 1:
-            raise HttpError(400, f"{name}: expected one file, got {len(found)}", param=name)
+            raise HttpError(400, f"file: expected one file, got {len(found)}", param="file")
         return found[0]
 
 

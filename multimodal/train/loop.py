@@ -16,7 +16,7 @@ from multimodal.data.loader import Loader, Step
 from multimodal.errors import CheckpointError, TrainingError, demand, one_line
 from multimodal.system.memory import keeping_memory
 from multimodal.system.records import from_record
-from multimodal.train.checkpoint.atomic import newest, read_state, refuse_states, save_state
+from multimodal.train.checkpoint.atomic import newest_state, read_state, refuse_states, save_state
 from multimodal.train.checkpoint.meaning import check_meaning, meaning_of
 from multimodal.train.checkpoint.sharded import SHARDS, load_shards, save_shards
 from multimodal.train.checkpoint.state import StateRecord, TrainingState, random_state, seed, set_random_state
@@ -332,14 +332,14 @@ class Loop:
         counters = state["counters"]
         if self.rank == 0:  # the others start at 0, so that the sums are right
             self.loader.read, self.loader.broken = counters["read"], counters["broken"]
-        self.loader.epoch = state.get("epoch", "")  # states of older versions have none
+        self.loader.epoch = state["epoch"]
         self.not_finite, self.in_row = counters["not_finite"], counters["in_row"]
         self.evaluated, self.done, self.saved = counters["evaluated"], state["done"], state["done"]
         set_random_state(state["random"])
 
     def _restore(self, path: Path, state: dict[str, Any]) -> None:
         from_record(StateRecord, state, str(path / "state.pt"), others=True)
-        check_meaning(state.get("meaning", {}), self.meaning)  # states of older versions have none
+        check_meaning(state["meaning"], self.meaning)
         demand("steps", last := self.settings.steps, state["done"] <= last, f"that of {path.name} or more")
         if (path / SHARDS).is_dir():
             load_shards(path, state, self.state, self.processes)
@@ -376,7 +376,7 @@ class Loop:
 
     def resume(self) -> None:
         """Load the newest state, if any. Raises CheckpointError, in all processes, if none can be read or fits."""
-        place = self.processes.on_main(lambda: newest(self.states, lambda path: (path, read_state(path))))
+        place = self.processes.on_main(lambda: newest_state(self.states))
         name = self.processes.tell(place[0].name if place else "")
         if not name:
             return log.info("--resume: no state in %s, starting a new run", self.states)

@@ -138,14 +138,14 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Record:
     """`config.json`. `tokenizer`: sha256 of each file of the tokenizer that the model was trained with. `store`: number
-    type of the weights; None in older folders, which hold floats. `shared`: parts that are not in the folder, and
-    `models`: sha256 of the weights of the models that have them."""
+    type of the weights. `shared`: parts that are not in the folder, and `models`: sha256 of the weights of the models
+    that have them."""
 
     format: int
     kind: str
     config: dict[str, Any]
-    tokenizer: dict[str, str] = field(default_factory=dict)
-    store: Store | None = None
+    tokenizer: dict[str, str]
+    store: Store
     shared: tuple[SharedPart, ...] = ()
     models: dict[str, str] = field(default_factory=dict)
 

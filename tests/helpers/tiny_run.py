@@ -137,7 +137,7 @@ def _copied(value):
 
 def assert_same_states(run: Path, other: Path, done: int) -> None:
     """The newest states of two runs have the same weights and averages, to the bit."""
-    whole, part = (newest_state(folder / "states") for folder in (run, other))
+    whole, part = (newest_state(folder / "states")[1] for folder in (run, other))
     assert whole["done"] == part["done"] == done
     for a, b in ((whole["model"], part["model"]), (whole["average"]["weights"], part["average"]["weights"])):
         assert all(torch.equal(a[name], b[name]) for name in a)

@@ -204,7 +204,7 @@ def test_a_run_ends_after_many_in_a_row(tmp_path):
     with pytest.raises(TrainingError, match=line):
         loop.fit()
     assert loop.not_finite == 4
-    found = states.newest_state(tmp_path / "states")
+    _, found = states.newest_state(tmp_path / "states")
     assert all(tensor.isfinite().all() for tensor in found["model"].values())
     assert found["counters"]["in_row"] == 2  # a resumed run keeps its count
 
@@ -365,7 +365,7 @@ def test_a_signal_within_a_queue_does_not_hang_the_run(tmp_path, monkeypatch):
     with pytest.raises(Stopped, match="SIGTERM"):
         run.fit()
     assert entered
-    assert states.newest_state(tmp_path / "states")["done"] >= 2
+    assert states.newest_state(tmp_path / "states")[1]["done"] >= 2
     assert not multiprocessing.active_children()
 
 
@@ -381,7 +381,7 @@ def test_a_signal_ends_the_wait_for_slow_data(tmp_path):
     timer.start()
     with pytest.raises(Stopped, match="SIGTERM"):
         tiny_run.loop(tmp_path, Slow(), steps=3, workers=2).fit()
-    assert states.newest_state(tmp_path / "states")["done"] == 0
+    assert states.newest_state(tmp_path / "states")[1]["done"] == 0
     assert not multiprocessing.active_children()
 
 
@@ -395,4 +395,4 @@ def test_a_signal_after_the_last_step_is_not_lost(tmp_path):
     loop.save = save
     with pytest.raises(Stopped, match="SIGTERM"):
         loop.fit()
-    assert states.newest_state(tmp_path / "states")["done"] == 2
+    assert states.newest_state(tmp_path / "states")[1]["done"] == 2

@@ -250,4 +250,4 @@ def test_a_signal_saves_and_ends_with_75(tmp_path, number, workers, group):
     assert "Traceback" not in err
     assert err.splitlines()[-1] == f"-c: stopped by {number.name}; the state is saved, continue with --resume"
     assert out == ""
-    assert states.newest_state(tmp_path / "run" / "states")["done"] >= 2
+    assert states.newest_state(tmp_path / "run" / "states")[1]["done"] >= 2

@@ -37,8 +37,8 @@ from multimodal.tasks.retrieve.record import (
 from multimodal.tokens.image.preprocessing import Preprocessing
 
 SYNC = 5.0  # seconds of work that a power cut may lose; a kill loses nothing
-# files of an index, of older versions too; other files in its folder stay
-GROWN = r"(vectors-\d+\.npy|images-\d+\.jsonl|(lines|ivf|hnsw)-\d+-\d+\.(npy|faiss))(\.part)?"
+# files of an index; others in its folder stay
+GROWN = r"(vectors-\d+\.npy|images-\d+\.jsonl|lines-\d+-\d+\.npy|ivf-\d+-\d+\.faiss)(\.part)?"
 MADE = re.compile(rf"({GROWN}|search\.part|index\.json\.\w+\.part)")
 _SAME = ("model_sha256", "dimension", "preprocessing", "dtype", "native")
 

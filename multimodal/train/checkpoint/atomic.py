@@ -9,10 +9,10 @@ import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 MARKER = "complete.json"
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -102,24 +101,19 @@ def refuse_states(folder: Path) -> None:
         raise UsageError(f"{folder.parent}: already holds {old[-1].name}; {more}", argument="run")
 
 
-def newest_state(folder: Path) -> dict[str, Any] | None:
-    """Read the newest intact state on the CPU, skipping damaged ones with a warning; None without states. Raises
-    CheckpointError if none can be read."""
-    return newest(folder, read_state)
-
-
 def read_state(path: Path) -> dict[str, Any]:
     """Read a state as data, on the CPU. Raises CheckpointError."""
     return read_archive(path / "state.pt")
 
 
-def newest(folder: Path, read: Callable[[Path], Read]) -> Read | None:
-    """Return `read(path)` of the newest state that passes `check` and `read`."""
+def newest_state(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Read the newest intact state and its folder, skipping damaged ones with a warning; None without states. Raises
+    CheckpointError if none can be read."""
     states = saved_states(folder)
     for path in reversed(states):
         try:
             check(path)
-            return read(path)
+            return path, read_state(path)
         except Exception as error:  # a damaged file may raise almost anything
             cause = one_line(error)
             log.warning("%s: damaged, trying the one before: %s", path, cause)

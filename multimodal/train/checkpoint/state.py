@@ -32,6 +32,8 @@ class StateRecord:
     counters: Counters
     random: dict[str, Any]
     scaler: dict[str, Any]
+    meaning: dict[str, list[str]]
+    epoch: str
 
     def __post_init__(self) -> None:
         if not 0 <= self.done < 1 << 48 or min(vars(self.counters).values()) < -1:

@@ -96,7 +96,7 @@ class TrainingLog:
     def _print(self, row: dict[str, Any]) -> None:
         done = row["step"] - self.first
         left = (time.monotonic() - self.started) / max(1, done) * (self.total - row["step"])
-        self.say(progress(row, self.total, left))
+        say(progress(row, self.total, left))
 
     def _row(self, number: int, rate: float, broken: int, skipped: int) -> dict[str, Any]:
         seconds = max(time.monotonic() - self.since, 1e-9)
@@ -113,16 +113,12 @@ class TrainingLog:
         metrics = {name: value for name, value in metrics.items() if value is not None}
         self.log({"step": number} | {f"eval/{name}": value for name, value in metrics.items()})
         shown = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self.say(f"step {number} evaluated in {seconds:.1f} s: {shown}")
-
-    def say(self, line: str) -> None:
-        """Print a status line."""
-        say(line)
+        say(f"step {number} evaluated in {seconds:.1f} s: {shown}")
 
     @contextlib.contextmanager
     def paused(self, line: str) -> Iterator[None]:
         """Announce other work, whose time does not count in the training speed."""
-        self.say(line)
+        say(line)
         began = time.monotonic()
         yield
         self.since += time.monotonic() - began

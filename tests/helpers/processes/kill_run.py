@@ -78,7 +78,7 @@ def finish(run: Path) -> dict:
         pass
     if os.waitpid(pid, 0)[1]:
         raise SystemExit("the last run failed")
-    return newest_state(run / "states")
+    return newest_state(run / "states")[1]
 
 
 def same(a: object, b: object) -> bool:

@@ -101,8 +101,8 @@ def stop_once(run: Path, chance: random.Random, found: Counter) -> tuple[int, fl
     os.close(out)
     found["left behind"] += left_behind(pid)
     if code == 75:
-        state = newest_state(run / "states")
-        found["lost"] += state is None or state["done"] != done
+        newest = newest_state(run / "states")
+        found["lost"] += newest is None or newest[1]["done"] != done
     return code, seconds
 
 
@@ -136,7 +136,7 @@ def finish(run: Path) -> dict:
     os.close(out)
     if ended(pid, time.monotonic() + LIMIT) != 0:
         raise SystemExit(f"a run does not end: {Path(f'{run}.log').read_text()[-2000:]}")
-    return newest_state(run / "states")
+    return newest_state(run / "states")[1]
 
 
 @contextlib.contextmanager

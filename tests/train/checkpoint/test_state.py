@@ -36,7 +36,8 @@ def test_the_newest_states_are_kept(states):
     assert names(states) == ["state-000000002", "state-000001000"]
     save_state(states, 2000, content(2000), keep=3)
     assert names(states) == ["state-000000002", "state-000001000", "state-000002000"]
-    found = newest_state(states)
+    place, found = newest_state(states)
+    assert place.name == "state-000002000"
     assert found["done"] == 2000
     assert found["weights"].tolist() == [2000.0] * 1000
     assert found["random"] == (3, (1, 2), None)
@@ -71,7 +72,7 @@ DAMAGE = {
 def test_a_damaged_newest_state_gives_the_one_before(states, caplog, kind):
     newest = saved_states(states)[-1]
     DAMAGE[kind](newest)
-    assert newest_state(states)["done"] == 1
+    assert newest_state(states)[1]["done"] == 1
     (line,) = caplog.messages
     assert line.startswith(f"{newest}: damaged, trying the one before: ")
     assert "\n" not in line
@@ -84,7 +85,7 @@ def test_a_damaged_state_does_not_push_out_whole_ones(states):
     """The run goes on from step 1: its states are older by number than the damaged one of step 2."""
     save_state(states, 50, content(50))
     flip(states / "state-000000050" / "state.pt")
-    assert newest_state(states)["done"] == 2
+    assert newest_state(states)[1]["done"] == 2
     save_state(states, 3, content(3))
     assert names(states) == ["state-000000002", "state-000000003"]
 
@@ -92,7 +93,7 @@ def test_a_damaged_state_does_not_push_out_whole_ones(states):
 def test_a_damaged_state_of_the_same_step_is_replaced(states):
     flip(states / "state-000000002" / "state.pt")
     save_state(states, 2, content(2))
-    assert newest_state(states)["done"] == 2
+    assert newest_state(states)[1]["done"] == 2
     assert names(states) == ["state-000000001", "state-000000002"]
 
 
@@ -100,7 +101,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next(states):
     left = partial_folder(states, 3)
     left.mkdir()
     (left / "state.pt").write_bytes(b"half")
-    assert newest_state(states)["done"] == 2
+    assert newest_state(states)[1]["done"] == 2
     save_state(states, 4, content(4))
     assert names(states) == ["state-000000002", "state-000000004"]
 
@@ -136,7 +137,7 @@ def test_a_state_may_have_files_in_folders(tmp_path):
 def test_a_state_never_runs_code(tmp_path):
     save_state(tmp_path, 1, content(1))
     save_state(tmp_path, 2, {"done": 2, "evil": subprocess.Popen})  # a reference that weights_only refuses
-    assert newest_state(tmp_path)["done"] == 1
+    assert newest_state(tmp_path)[1]["done"] == 1
 
 
 def test_a_full_disk_leaves_the_states_before(states):
@@ -147,7 +148,7 @@ def test_a_full_disk_leaves_the_states_before(states):
                 save_state(states, step, content(step, size))
         save_state(states, 5, content(5))
     assert names(states) == ["state-000000002", "state-000000005"]
-    assert newest_state(states)["done"] == 5
+    assert newest_state(states)[1]["done"] == 5
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
