@@ -125,12 +125,12 @@ def videos(p: Parser, whole: bool = True) -> None:
 def lists(g: argparse._ActionsContainer, *columns: str) -> None:
     """Files and hosts that lists of data may name, and the names of their `columns`, among path, text and label; the
     recipes have the same flags (`multimodal.data.remote.trust`, `multimodal.data.sources.ListColumns`)."""
-    g.add_argument("--trust_paths", action="store_true", help="let lists name files outside their folder")
+    g.add_argument("--trust_paths", action="store_true", help="allow lists to name files outside their folder")
     g.add_argument("--remote", nargs="+", default=[], metavar="HOST", help="hosts that lists may name in URLs: "
                    "HOST, HOST:PORT or s3://BUCKET; an internal address must be listed itself")  # fmt: skip
     for name in columns:
         g.add_argument(
-            f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: usual names)"
+            f"--{name}_column", metavar="NAME", help=f"column of the {name} in a list (default: the usual names)"
         )
 
 
@@ -149,7 +149,7 @@ def native(g: argparse._ActionsContainer) -> None:
     """Add `--native`: None, or the most patches, 0 for as many as the model was trained on."""
     g.add_argument("--native", type=_tokens, nargs="?", const=LEARNED, metavar="TOKENS", help="keep each image's "
                    "aspect ratio, with at most TOKENS patches (default: as in training), instead of "
-                   "cropping or squashing it to the model's size")  # fmt: skip
+                   "cropping or stretching it to the model's size")  # fmt: skip
 
 
 def _tokens(text: str) -> int:

@@ -23,7 +23,7 @@ from multimodal.system.signals import ending
 
 # of each command, its module and its help line
 COMMANDS = {
-    "classify": ("vision.classify", "score labels for images, zero-shot"),
+    "classify": ("vision.classify", "score labels for images, without training"),
     "transcribe": ("speech.transcribe", "speech to text"),
     "evaluate": ("evaluate.evaluate", "evaluate a model on labelled data"),
     "caption": ("vision.caption", "describe images with a captioner checkpoint"),
@@ -48,7 +48,7 @@ COMMANDS = {
     "export": ("checkpoints.export", "write a model for ONNX Runtime, transformers, CTranslate2 or llama.cpp"),
     "validate": ("validate", "decode every item of training data and list broken ones"),
     "completion": ("system.completion", "print a script that completes commands and flags in bash, zsh or fish"),
-    "env": ("system.env", "report versions and machine, for a bug report"),
+    "env": ("system.env", "show versions, machine and default models, for a bug report"),
 }  # fmt: skip
 LOADED = ("model", "index", "source")  # options that name what a command loads
 EXAMPLES = """examples:
@@ -170,7 +170,7 @@ def _one_line(message: Warning | str, category: type[Warning], *_: object, **__:
 
 def parser() -> Parser:
     top = Parser(
-        "multimodal", description="Vision, speech and text transformers: classify images, transcribe speech.",
+        "multimodal", description="Transformers for vision, speech and text.",
         epilog=EXAMPLES, formatter_class=Help,
     )  # fmt: skip
     top.add_argument("--version", action="version", version=f"multimodal {__version__}")

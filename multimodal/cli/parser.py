@@ -59,10 +59,10 @@ class Parser(argparse.ArgumentParser):
 
     def _add_common_flags(self) -> None:
         group = self.add_argument_group("messages and help")
-        group.add_argument("--quiet", "-q", action="store_true", help="warnings and errors alone on stderr: no notes, "
-                           "no progress")  # fmt: skip
+        group.add_argument("--quiet", "-q", action="store_true", help="only warnings and errors on stderr, no notes or "
+                           "progress")  # fmt: skip
         if "--verbose" not in self._option_string_actions:
-            group.add_argument("--verbose", action="store_true", help="each step on stderr with its time, and the "
+            group.add_argument("--verbose", action="store_true", help="show each step with its time on stderr, and the "
                                "traceback of an error")  # fmt: skip
         group.add_argument(
             "--help-all", action=_FullHelp, nargs=0, default=argparse.SUPPRESS, help="show this help with all flags"

@@ -20,8 +20,8 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.epilog = EXAMPLES
-    p.add_argument("data", nargs="+", metavar="DATA",
-                   help="folder with a folder a class, WebDataset tars (also URLs), .csv, .tsv or .jsonl")  # fmt: skip
+    p.add_argument("data", nargs="+", metavar="DATA", help="folder with a folder per class, WebDataset tars (or their "
+                   "URLs), .csv, .tsv or .jsonl")  # fmt: skip
     add_option_flags(p, ValidateOptions, defaults=True)
     flags.results(p, "table", "json")
     p.add_argument("--classes", metavar="FILE", help="table of the known labels (default: classes.jsonl beside DATA)")

@@ -12,5 +12,5 @@ class FirstOptions(OptionSet):
 
 
 class ValidateOptions(OptionSet):
-    kind: str = option("auto", "of the items; auto: by the file's ending", choices=("auto", "image", "audio"))
-    workers: int | None = option(None, "processes (default: one a core, at most 8)", "N", low=1)
+    kind: str = option("auto", "kind of the items; auto: by the file's ending", choices=("auto", "image", "audio"))
+    workers: int | None = option(None, "processes (default: one per core, at most 8)", "N", low=1)

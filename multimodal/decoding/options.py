@@ -15,20 +15,20 @@ class DecodingOptions(OptionSet):
     token; above it tokens are drawn by `seed`, the same for each item. `temperature` is 1 where only `top_k`, `top_p`
     or `min_p` is given."""
 
-    max_new_tokens: int = option(100, "end the text there", "N", low=1, high=10**9, also=("max_tokens",))
-    min_tokens: int = option(0, "no end before so many tokens", "N", low=0, high=10**9)
+    max_new_tokens: int = option(100, "end the text after N tokens", "N", low=1, high=10**9, also=("max_tokens",))
+    min_tokens: int = option(0, "do not end the text before N tokens", "N", low=0, high=10**9)
     temperature: float = option(0.0, "above 0: sample, with logits / T (default: 0, or 1 with a flag of sampling)", "T",
                                 low=0, high=100)  # fmt: skip
     top_k: int = option(0, "sample from the K most probable tokens (default: 0, all)", "K", low=0)
     top_p: float = option(1.0, "sample from the most probable tokens that together have this probability", "P", low=0,
                           high=1, above=True)  # fmt: skip
-    repetition_penalty: float = option(1.0, "above 1: make tokens that occurred less probable", "X", low=0, high=100,
-                                       above=True)  # fmt: skip
-    no_repeat_ngram: int = option(0, "no N tokens twice in the same order (default: 0, off)", "N", low=0)
+    repetition_penalty: float = option(1.0, "above 1: make tokens that have occurred less probable", "X", low=0,
+                                       high=100, above=True)  # fmt: skip
+    no_repeat_ngram: int = option(0, "never repeat a sequence of N tokens (default: 0, off)", "N", low=0)
     beam_size: int = option(1, "beams; 1 takes the most probable token each time", "N", low=1, high=1000)
     length_penalty: float = option(1.0, "rank by log-probability / tokens^A, as transformers: 1 is the mean, 0 the sum",
                                    "A", low=-10, high=10)  # fmt: skip
-    seed: int = option(0, "of sampling, the same for each item", "N", low=0, high=SEEDS)
+    seed: int = option(0, "seed of the sampling, the same for each item", "N", low=0, high=SEEDS)
 
 
 def with_temperature(options: Any, given: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ class ExportOptions(OptionSet):
     store: str = option("float32", "number type of the weights: float32 or int8 for onnx, a float for hf, "
                         "a float or int8 for ctranslate2 and gguf",
                         choices=(*FLOATS, "int8"))  # fmt: skip
-    overwrite: bool = option(False, "replace an earlier export")
+    overwrite: bool = option(False, "replace an existing export")
 
     def check(self) -> None:
         if self.store not in STORES[self.to]:

@@ -42,7 +42,7 @@ def checks(g: Any) -> None:
     step = limited(number, lambda value: 0.01 <= value < math.inf, "0.01 or more")
     flag(g, "--temperature T", "first temperature of the sampling (default: 0)", first)
     flag(g, "--temperature_increment_on_fallback STEP",
-         "raise it by STEP, up to 1, while a text fails a threshold below; None: no fallback (default: 0.2)",
+         "raise the temperature by STEP, up to 1, while a text fails; None: no fallback (default: 0.2)",
          or_none(step))  # fmt: skip
     add_flags(g, WhisperOptions, CHECKS)
     add_flags(g, RecognizerOptions, ["confidence_threshold"])

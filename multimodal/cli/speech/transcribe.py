@@ -46,9 +46,9 @@ STREAMED = {
     "vad_max_speech_duration_s",
 }  # fmt: skip
 USAGE = "%(prog)s AUDIO [AUDIO ...] [flags]"
-DESCRIPTION = """Speech to text. Flags of openai-whisper have its names, values and defaults; a model may have other
-defaults of its own. A flag that the model cannot use is an error. BOOL is True or False; the flag alone means True.
-* turns --word_timestamps on."""
+DESCRIPTION = """Transcribe speech. openai-whisper's flags keep their names, values and defaults; a model may set other
+defaults. A flag that the model cannot use is an error. BOOL is True or False; the flag alone means True. Flags marked
+* turn on --word_timestamps."""
 STDIN = "stdin"  # the name of what comes through -
 PIECE = 1 << 20  # bytes of stdin held at once
 _Log = Callable[[str, Iterable[Mapping[str, Any]]], None]
@@ -118,10 +118,10 @@ def _files(g: Any) -> None:
          choices=["txt", "vtt", "srt", "tsv", "json", "all"], also=("-f", "--output_format"))  # fmt: skip
     g.add_argument("--verbose", metavar="True|False|None", nargs="?", const=True, type=or_none(boolean),
                    default=argparse.SUPPRESS, help="True: print the text as it comes; False: a progress bar; None: "
-                   "neither (default: True). Given as True, also each step on stderr with its time, and the "
+                   "neither (default: True). If you pass True, also show each step with its time on stderr, and the "
                    "traceback of an error")  # fmt: skip
     switch(g, "--skip_existing", "skip files whose outputs all exist")
-    switch(g, "--overwrite", "replace outputs that multimodal did not write or that were changed since; never an input")
+    switch(g, "--overwrite", "replace outputs that multimodal did not write or that changed since; never an input")
     switch(g, "--plot", "also draw NAME.png: spectrogram, words, skipped spans and their reasons *")
     flag(g, "--decode_log FILE", "JSON lines: the attempts at each window, with their scores")
     add_option_flags(g, SpeechOptions, ["on_truncated"])

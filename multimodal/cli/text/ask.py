@@ -26,8 +26,8 @@ EXAMPLES = """examples:
   multimodal ask talk.mp3 page.png "Compare them." "Which is longer?" -m model/ --format json
   multimodal ask clip.mp4 "What happens?" -m model/ --every_s 2
   multimodal ask photo.jpg --chat -m model/
-An argument that is a file, or ends as one of images, audio or video does, is an input; every other one is a question
-about all inputs.
+An argument is an input if it is a file or has the ending of an image, audio or video file; every other argument is a
+question about all inputs.
 """
 NAMES = (*DecodingOptions.declared, "min_p")
 
@@ -38,7 +38,7 @@ def add_flags(p: Parser) -> None:
     g = p.add_argument_group("results")
     flags.results(g, "text", "json")
     g.add_argument("--stream", action="store_true", help="print the answer as it is written (one question)")
-    g.add_argument("--chat", action="store_true", help="then read further questions from standard input, until its end")
+    g.add_argument("--chat", action="store_true", help="afterwards, read further questions from stdin until it ends")
     add_option_flags(p.add_argument_group("answers"), GenerateOptions, NAMES)
     add_option_flags(p.add_argument_group("videos"), VideoOptions)
     flags.model_and_machine(p, "ask")

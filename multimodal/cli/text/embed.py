@@ -38,14 +38,14 @@ def add_flags(p: Parser) -> None:
     p.usage = "%(prog)s (TEXT [TEXT ...] | --file FILE | --images IMAGE [IMAGE ...]) [flags]"
     p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
-    p.add_argument("--file", metavar="FILE", help="one text per line, a line of .jsonl or .csv as it stands (UTF-8; - "
-                   "for stdin)")  # fmt: skip
-    p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs; a video is an image for "
-                   "each sampled frame")  # fmt: skip
+    p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8); a line of .jsonl or .csv is a text as it "
+                   "stands; - reads stdin")  # fmt: skip
+    p.add_argument("--images", nargs="+", metavar="IMAGE", help="images, folders or globs; of a video, each sampled "
+                   "frame is an image")  # fmt: skip
     p.add_argument("--output", "-o", metavar="FILE", help="default: stdout")
-    p.add_argument("--format", choices=FORMATS, help="jsonl and csv: line and text, or file, and vector; npy: one row "
-                   "per text, image or frame, NaN for an unusable one (default: by the ending of --output, jsonl on "
-                   "stdout)")  # fmt: skip
+    p.add_argument("--format", choices=FORMATS, help="jsonl, csv: line and text, or file, then the vector; npy: one "
+                   "row per text, image or frame, NaN for an unusable one (default: by the ending of --output; on "
+                   "stdout jsonl)")  # fmt: skip
     flags.overwrite(p)
     flags.videos(p)
     add_option_flags(p, EmbedOptions, ["pooling", "normalize", "prompt"])

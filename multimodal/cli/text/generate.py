@@ -39,13 +39,14 @@ def add_flags(p: Parser) -> None:
     p.usage = "%(prog)s (TEXT [TEXT ...] | --prompt TEXT | --file FILE) [flags]"
     p.epilog = EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="prompts, or - for the lines of stdin")
-    p.add_argument("--prompt", metavar="TEXT", help="the same for one; it may be empty")
-    p.add_argument("--file", metavar="FILE", help="one prompt per line, also of .jsonl or .csv (UTF-8; - for stdin)")
+    p.add_argument("--prompt", metavar="TEXT", help="a single prompt, which may be empty")
+    p.add_argument("--file", metavar="FILE", help="one prompt per line (UTF-8); a line of .jsonl or .csv is a prompt "
+                   "as it stands; - reads stdin")  # fmt: skip
     p.add_argument("--examples", metavar="FILE", help='.jsonl with "input" and "output", or .tsv of two columns: pairs '
-                   "that stand before each prompt, the first ones where not all fit")  # fmt: skip
-    p.add_argument("--choices", nargs="+", metavar="TEXT", help="the answer is the one of these with the highest "
-                   "score, its log-probability / tokens^length_penalty")  # fmt: skip
-    flags.results(p, "text", "json", help="text: the continuations alone; of several one a line, with line breaks as "
+                   "to put before each prompt; if not all fit, the first ones")  # fmt: skip
+    p.add_argument("--choices", nargs="+", metavar="TEXT", help="choose the answer among these texts by the score "
+                   "log-probability / tokens^length_penalty")  # fmt: skip
+    flags.results(p, "text", "json", help="text: only the continuations; several are one per line, with line breaks as "
                   "\\n")  # fmt: skip
     p.add_argument("--stream", type=boolean, nargs="?", const=True, metavar="BOOL", help="print tokens as they come "
                    "(default: for one text on a terminal)")  # fmt: skip

@@ -20,7 +20,8 @@ EXAMPLES = """examples:
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s (TEXT [TEXT ...] | --file FILE) --model MODEL [flags]", EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
-    p.add_argument("--file", metavar="FILE", help="one text per line, also of .jsonl or .csv (UTF-8; - for stdin)")
+    p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8); a line of .jsonl or .csv is a text as it "
+                   "stands; - reads stdin")  # fmt: skip
     add_option_flags(p, TagOptions, defaults=True)
     flags.results(p, "table", "json")
     flags.model_and_machine(p, "tag")

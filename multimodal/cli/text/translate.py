@@ -33,14 +33,15 @@ BATCHES = 8  # that are sorted by length together, and written once they are don
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s TEXT [TEXT ...] [flags]", EXAMPLES
     p.add_argument("texts", nargs="*", metavar="TEXT", help="texts, or - for the lines of stdin")
-    p.add_argument("--file", metavar="FILE", help="one text per line, also of .jsonl or .csv (UTF-8)")
-    p.add_argument("--from", dest="source", metavar="LANGUAGE", help="as the model's code, such as de, or by its "
-                   "English name; not for a model of one direction")  # fmt: skip
-    p.add_argument("--to", dest="target", metavar="LANGUAGE")
-    p.add_argument("--output", "-o", metavar="FILE", help="default: the standard output")
+    p.add_argument("--file", metavar="FILE", help="one text per line (UTF-8); a line of .jsonl or .csv is a text as it "
+                   "stands")  # fmt: skip
+    p.add_argument("--from", dest="source", metavar="LANGUAGE", help="language of the texts: the model's code, such as "
+                   "de, or the English name; not for a model of one direction")  # fmt: skip
+    p.add_argument("--to", dest="target", metavar="LANGUAGE", help="language to translate into")
+    p.add_argument("--output", "-o", metavar="FILE", help="default: stdout")
     flags.overwrite(p)
-    p.add_argument("--format", choices=["txt", "jsonl"], help="txt: a line a text, empty where one could not be "
-                   "read; jsonl: with line, score, tokens, finished, cut (default: by the ending of --output, or "
+    p.add_argument("--format", choices=["txt", "jsonl"], help="txt: one line per text, empty if it could not be "
+                   "read; jsonl: also line, score, tokens, finished, cut (default: by the ending of --output, or "
                    "txt)")  # fmt: skip
     add_option_flags(p.add_argument_group("translations"), TranslateOptions)
     flags.model_and_machine(p, "translate")

@@ -51,8 +51,8 @@ COLUMNS = ["file", "caption", "score", "logprob", "tokens", "finished"]
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s IMAGE [IMAGE ...] [flags]", EXAMPLES
-    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; a video is an image for each "
-                   "sampled frame")  # fmt: skip
+    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; of a video, each "
+                   "sampled frame is an image")  # fmt: skip
     _output(p.add_argument_group("results"))
     g = p.add_argument_group("captions (the model's card may set other defaults)")
     add_option_flags(g, CaptionOptions)
@@ -62,14 +62,14 @@ def add_flags(p: Parser) -> None:
 
 def _output(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--format", choices=STYLES, help="default: table, or by the ending of --output (.csv, .jsonl); "
-                   "txt-per-image: NAME.txt with a caption a line, beside the image or in the folder "
+                   "txt-per-image: NAME.txt with one caption per line, beside the image or in the folder "
                    "--output")  # fmt: skip
     g.add_argument("--output", "-o", metavar="FILE|FOLDER", help="append the captions of each image to a .csv or "
                    ".jsonl file; rerun to resume: finished images are skipped. FILE.settings.json records the "
                    "settings")  # fmt: skip
     g.add_argument("--overwrite", action="store_true", help="overwrite --output and existing texts")
-    g.add_argument("--regions", metavar="DIR", help="also draw NAME.regions.png: attention for each word of the "
-                   "caption")  # fmt: skip
+    g.add_argument("--regions", metavar="DIR", help="also draw NAME.regions.png: where the model looked for each "
+                   "word of the caption")  # fmt: skip
 
 
 def check(p: Parser, options: Namespace) -> None:

@@ -61,8 +61,8 @@ HEADER = ["file", "label", "score"]
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = USAGE, EXAMPLES
-    p.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders or globs; a video is an image "
-                   "for each sampled frame")  # fmt: skip
+    p.add_argument("images", nargs="*", metavar="IMAGE", help="files, folders or globs; of a video, each sampled "
+                   "frame is an image")  # fmt: skip
     _labels(p.add_argument_group("labels"))
     _output(p.add_argument_group("results"))
     _scores(p.add_argument_group("scores"))
@@ -76,7 +76,7 @@ def _labels(g: argparse._ArgumentGroup) -> None:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="labels; commas split one value, and several if one ends in a comma",
+        help="labels; a single value is split at commas, several values only if one begins or ends with a comma",
     )
     g.add_argument("--labels_file", metavar="FILE", help="labels, one per line; or .json: a list of labels, or an "
                    "object that maps each label to a list of prompts")  # fmt: skip
@@ -101,13 +101,13 @@ def _output(g: argparse._ArgumentGroup) -> None:
 
 def _scores(g: argparse._ArgumentGroup) -> None:
     add_option_flags(g, ClassifyOptions, ["scores", "threshold"], defaults=True)
-    g.add_argument("--calibrate", metavar="DATA", help="fit the scores to images whose labels are known: a folder a "
-                   "label, tars or a list; its classes are the labels where none are given; other classes "
-                   "count as 'none of these'")  # fmt: skip
+    g.add_argument("--calibrate", metavar="DATA", help="fit the scores to images with known labels: a folder per "
+                   "label, tars or a list. If you name no labels, its classes are the labels; else images of other "
+                   "classes count as 'none of these'")  # fmt: skip
     add_option_flags(g, ClassifyOptions, ["calibration"], defaults=True)
     g.add_argument("--classes", metavar="FILE", help="names of the classes of --calibrate (default: classes.jsonl "
-                   "beside DATA, else their ids)")  # fmt: skip
-    g.add_argument("--reliability", metavar="PNG", help="draw how often scores were right, before and after")
+                   "beside DATA, or the ids)")  # fmt: skip
+    g.add_argument("--reliability", metavar="PNG", help="draw how often scores were right before and after it")
     flags.lists(g, "path", "label")
 
 

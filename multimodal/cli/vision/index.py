@@ -33,8 +33,8 @@ EXAMPLES = """examples:
 
 def add_flags(p: Parser) -> None:
     p.usage, p.epilog = "%(prog)s IMAGE [IMAGE ...] --output FOLDER [flags]", EXAMPLES
-    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; a video is an image for each "
-                   "sampled frame")  # fmt: skip
+    p.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or globs; of a video, each "
+                   "sampled frame is an image")  # fmt: skip
     p.add_argument("--output", "-o", required=True, metavar="FOLDER",
                    help="folder of the index; an existing index is updated with new and changed images")  # fmt: skip
     add_option_flags(p, IndexOptions, ("kind", "recall", "dtype"), defaults=True)

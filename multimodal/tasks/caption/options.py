@@ -20,11 +20,11 @@ class CaptionOptions(DecodingOptions):
     """`num_captions`: that many of the beam, the best first, or that many samples. `prompt`: text that each caption
     begins with; it is not among the tokens counted."""
 
-    max_new_tokens: int = option(40, "cut a caption there and flag it as not finished", "N", low=1,
+    max_new_tokens: int = option(40, "cut a caption after N tokens and flag it as not finished", "N", low=1,
                                 also=("max_tokens",))  # fmt: skip
     num_captions: int = option(1, "the N best of the beam, or N samples; equal ones become one, with their count", "N",
                                low=1, high=1000)  # fmt: skip
-    prompt: str = option("", "text that each caption begins with", "TEXT")
+    prompt: str = option("", "text that every caption begins with", "TEXT")
 
 
 def options_for(checkpoint: "Checkpoint", given: Mapping[str, Any]) -> CaptionOptions:

@@ -8,16 +8,16 @@ class ClassifyOptions(OptionSet):
 
     top: int | None = option(None, "labels per image (default: 5 in the table, else all)", "N", low=1)
     heatmap_top: int | None = option(None, "labels drawn per image (default: 3)", "N", low=1, high=100)
-    scores: str | None = option(None, "default: as the model was trained, or as the classifier was calibrated",
-                                choices=("softmax", "sigmoid", "cosine"))  # fmt: skip
+    scores: str | None = option(None, "kind of scores (default: as the model was trained, or as the classifier was "
+                                "calibrated)", choices=("softmax", "sigmoid", "cosine"))  # fmt: skip
     threshold: float | None = option(
-        None, "the answer is 'none of these' where the best score is below T: table and csv then hold the labels at T "
-        "or above, or a row with 'none of these' and no score; json and jsonl hold all scores, and the best label or "
-        "null as 'answer'", "T",
+        None, "answer 'none of these' if the best score is below T. table and csv then hold only the labels that reach "
+        "T, or one row with 'none of these' and no score; json and jsonl hold all scores, and the best label or null "
+        "as 'answer'", "T",
     )  # fmt: skip
     calibration: str | None = option(
-        None, "temperature: softmax(logits / T), which keeps the order (default). platt: sigmoid(a logit + b) for each "
-        "label, so that all scores may be low; platt-per-label: a and b for each label",
+        None, "temperature: softmax(logits / T), which keeps the order (default); platt: sigmoid(a logit + b) for each "
+        "label, so that all scores may be low; platt-per-label: own a and b for each label",
         choices=("temperature", "platt", "platt-per-label"),
     )  # fmt: skip
 

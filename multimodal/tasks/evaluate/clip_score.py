@@ -17,18 +17,16 @@ WEIGHT = 2.5
 
 def clip_scores(
     checkpoint: Checkpoint, images: Float[Tensor, "N D"], captions: Sequence[str],
-    references: Sequence[Sequence[str]] | None = None,
-) -> tuple[list[float], list[float] | None]:  # fmt: skip
-    """CLIPScore of each caption, and RefCLIPScore where references are given. Their level is the CLIP's own (0.6 to 0.8
-    with the paper's ViT-B/32): scores of different CLIP models are not comparable.
+    references: Sequence[Sequence[str]],
+) -> tuple[list[float], list[float]]:  # fmt: skip
+    """CLIPScore and RefCLIPScore of each caption. Their level depends on the CLIP (0.6 to 0.8 with the paper's
+    ViT-B/32): scores of different CLIP models are not comparable.
 
     `images`: unit vectors of the same checkpoint. CLIPScore is 2.5 · max(cos, 0) of image and caption, before which
     the prefix "A photo depicts " is put; RefCLIPScore its harmonic mean with the largest max(cos, 0) of the caption and
     a reference. An empty caption has the vector of the prefix alone."""
     own = _vectors(checkpoint, captions)
     fits = WEIGHT * (images * own).sum(1).clamp(min=0)
-    if references is None:
-        return fits.tolist(), None
     owners = torch.tensor([number for number, texts in enumerate(references) for _ in texts])
     alike = (own[owners] * _vectors(checkpoint, [text for texts in references for text in texts])).sum(1)
     nearest = torch.zeros(len(own)).scatter_reduce(0, owners, alike, "amax")  # which begins with 0

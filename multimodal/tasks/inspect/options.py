@@ -18,14 +18,15 @@ class ViewOptions(OptionSet):
     """`layer`: a number, "all", or None for the last. `head` None: all. `length`: tokens repeated for induction (None:
     50, or as many as fit)."""
 
-    layer: int | str | None = option(None, "from 0, or all (default: the last; for an alignment the mean of all, or "
-                                     "of the heads known to align with speech)", "N", read=_layer)  # fmt: skip
-    head: int | None = option(None, "from 0 (default: all)", "N", low=0)
+    layer: int | str | None = option(None, "number of the layer, from 0, or all (default: the last; for an alignment "
+                                     "the mean of all, or of the heads known to align with speech)", "N",
+                                     read=_layer)  # fmt: skip
+    head: int | None = option(None, "number of the head, from 0 (default: all)", "N", low=0)
     length: int | None = option(None, "length of the random sequence that induction repeats (default: 50)", "N", low=2)
     size: int | None = option(None, "side that images are resized to, for more patches (default: the model's)",
                               "PIXELS", low=1)  # fmt: skip
-    interpolation: str = option("antialias", "of positions at another size; dino: DINO's own, not antialiased and with "
-                                "its offset of 0.1", choices=("antialias", "dino"))  # fmt: skip
+    interpolation: str = option("antialias", "how to resize position embeddings; dino: as DINO does, not antialiased "
+                                "and with an offset of 0.1", choices=("antialias", "dino"))  # fmt: skip
 
 
 class CostOptions(OptionSet):

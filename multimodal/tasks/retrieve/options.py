@@ -11,7 +11,7 @@ class IndexOptions(BatchOptions, ClipOptions):
     """None: as the index has it."""
 
     kind: str | None = option(
-        None, "flat: exact search; ivf: inverted lists; auto: flat, ivf above 200,000 images "
+        None, "flat: exact search; ivf: inverted lists; auto: flat up to 200,000 images, else ivf "
         "(default: that of the index, else auto)", choices=("auto", "flat", "ivf"),
     )  # fmt: skip
     recall: float | None = option(

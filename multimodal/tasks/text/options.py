@@ -25,9 +25,9 @@ class GenerateOptions(DecodingOptions):
     these. `on_long`: a prompt beyond the context is an "error" (where the model cannot compute it), or "cut" from the
     left."""
 
-    min_p: float = option(0.0, "sample from the tokens with this share of the most probable one's probability "
+    min_p: float = option(0.0, "sample from the tokens with at least this share of the highest probability "
                           "(default: 0)", "P", low=0, high=1)  # fmt: skip
-    early_stopping: bool = option(False, "end a beam search with its first beam_size endings, as transformers'")
+    early_stopping: bool = option(False, "end a beam search after its first beam_size endings, as in transformers")
     num_return: int = option(1, "the N best of the beam, or N samples", "N", low=1, high=1000)
     batch_size: int = option(8, "prompts per batch", "N", low=1)
     stop: tuple[str, ...] = option((), "end a text before any of these", "TEXT", read=_stops)
@@ -49,8 +49,8 @@ class PromptOptions(GenerateOptions):
     """`chat`: a prompt is a user's message, which the model's chat template renders, after a `system` message if one is
     given."""
 
-    chat: bool = option(False, "answer each prompt as a message, by the model's chat template")
-    system: str | None = option(None, "instructions before the message of a chat", "TEXT")
+    chat: bool = option(False, "answer each prompt as a chat message, using the model's chat template")
+    system: str | None = option(None, "instructions before the message (with --chat)", "TEXT")
 
 
 def prompt_options(given: Mapping[str, Any]) -> PromptOptions:
@@ -71,7 +71,7 @@ class TranslateOptions(OptionSet):
     repetition_penalty: float = DecodingOptions.repetition_penalty
     no_repeat_ngram: int = DecodingOptions.no_repeat_ngram
     max_new_tokens: int | None = option(
-        None, "cut a translation there (default: twice the source's tokens and 50)", "N", low=1, also=("max_tokens",)
+        None, "cut a translation after N tokens (default: twice the source's plus 50)", "N", low=1, also=("max_tokens",)
     )
     batch_size: int = BatchOptions.batch_size
     on_long: str = option("cut", "cut a text beyond the model's context, with a warning, or refuse it",
@@ -84,11 +84,11 @@ class EmbedOptions(OptionSet):
     `mean` for others. CLIP models have their own."""
 
     pooling: str | None = option(
-        None, "mean, max: of all tokens, with the control tokens; cls: the first token; last: the last token; pooler: "
-        "BERT's, on the first token (default: the model's own, else last for a causal model, mean for others)",
+        None, "mean, max: over all tokens, including control tokens; cls: the first token; last: the last token; "
+        "pooler: BERT's, on the first token (default: the model's own, else last for a causal model, mean for others)",
         choices=("mean", "max", "cls", "last", "pooler"),
     )  # fmt: skip
-    prompt: str | None = option(None, "name of the model's prompt for a task, such as query or document, which stands "
+    prompt: str | None = option(None, "name of the model's prompt for a task, such as query or document, to put "
                                 "before each text (default: the model's own default)", "NAME")  # fmt: skip
     normalize: bool | None = option(None, "scale vectors to length 1 (default: the model's own)")
     batch_tokens: int | None = option(None, "tokens per batch (default: 1024, on a GPU 16384)", "N", low=1)
@@ -98,11 +98,11 @@ class FillMaskOptions(OptionSet):
     """`iterations`: of Mask-Predict, with a masked language model; the others are for encoder-decoders."""
 
     top_k: int = option(5, "tokens listed for each mask", "K", low=1)
-    iterations: int = option(1, "predict several masks in so many steps, the least certain ones again each time "
+    iterations: int = option(1, "fill several masks in N steps, each of which predicts the least certain ones again "
                              "(Mask-Predict)", "N", low=1, high=1000)  # fmt: skip
     beam_size: int = DecodingOptions.beam_size
-    max_new_tokens: int | None = option(None, "longest text of an encoder-decoder in tokens (default: twice the text's "
-                                        "and 50)", "N", low=1, also=("max_tokens",))  # fmt: skip
+    max_new_tokens: int | None = option(None, "most tokens that an encoder-decoder writes (default: twice the text's "
+                                        "plus 50)", "N", low=1, also=("max_tokens",))  # fmt: skip
 
 
 class TagOptions(OptionSet):
@@ -110,8 +110,8 @@ class TagOptions(OptionSet):
     that of its first token, of its mean probabilities or of its most certain token (transformers'
     `aggregation_strategy`)."""
 
-    merge: str = option("simple", "how tokens become entities: neighbours of one label (simple), or words with the "
-                        "label of their first token, mean or most certain token",
+    merge: str = option("simple", "how tokens become entities: neighbours with one label (simple), or words with the "
+                        "label of their first token, their mean or their most certain token",
                         choices=("simple", "first", "average", "max"))  # fmt: skip
     overlap: int = option(64, "tokens that neighbouring windows of a long text share", "N", low=0)
 

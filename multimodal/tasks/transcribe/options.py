@@ -76,9 +76,9 @@ class VadOptions(OptionSet):
 
     threshold: float = option(0.5, "speech above this probability", "P", low=0, high=1, above=True)
     neg_threshold: float | None = option(None, low=0, high=1, above=True)
-    min_speech_duration_ms: float = option(0.0, "drop shorter speech", "MS", low=0, high=MOST)
-    max_speech_duration_s: float = option(math.inf, "cut longer speech", "SECONDS", low=0, above=True)
-    min_silence_duration_ms: float = option(2000.0, "shorter pauses do not end speech", "MS", low=0, high=MOST)
+    min_speech_duration_ms: float = option(0.0, "drop speech shorter than MS", "MS", low=0, high=MOST)
+    max_speech_duration_s: float = option(math.inf, "cut speech longer than SECONDS", "SECONDS", low=0, above=True)
+    min_silence_duration_ms: float = option(2000.0, "pauses shorter than MS do not end speech", "MS", low=0, high=MOST)
     speech_pad_ms: float = option(400.0, "padding on each side", "MS", low=0, high=MOST)
 
     def check(self) -> None:
@@ -98,15 +98,15 @@ class SpeechOptions(OptionSet):
     """Options of every speech model. `vad_*` as in faster-whisper. `beam_size` None: greedy for Whisper; for other
     models see `SpeechDecodingOptions`."""
 
-    language: str | None = option(None, "code or English name (default: detected, where the model has several)",
+    language: str | None = option(None, "code or English name (default: detected, if the model has several)",
                                   read=_language)  # fmt: skip
     task: str = option("transcribe", "transcribe, or translate into English", "TASK",
                        choices=("transcribe", "translate"))  # fmt: skip
     beam_size: int | None = option(None, "beams at temperature 0; 1: greedy (default: 5; a CTC model without decoder "
                                    "and LM: 1)", "N", low=1)  # fmt: skip
     word_timestamps: bool = option(False, "start, end and probability of each word (default: False)")
-    token_logprobs: bool = option(False, "log-probability of each token; of a CTC model: of the token's mean "
-                                  "probability in its frames")  # fmt: skip
+    token_logprobs: bool = option(False, "log-probability of each token; for a CTC model, of its mean probability "
+                                  "in its frames")  # fmt: skip
     clip_timestamps: Sequence[float] = option((0.0,), "transcribe only these spans, in seconds (default: 0)", "S,E,…",
                                               read=_clips)  # fmt: skip
     vad_filter: bool = option(False, "decode only what sounds like speech (default: False for Whisper, else True)")
@@ -122,8 +122,8 @@ class SpeechOptions(OptionSet):
     batch_size: int = option(8, "recordings or windows per batch; the text does not depend on it", "N", low=1)
     on_truncated: str = option("warn", "refuse a recording that ends early or is damaged, or transcribe the rest",
                                choices=("error", "warn"))  # fmt: skip
-    audio_track: int | None = option(None, "which of several, from 1 (default: the one marked as default, or the "
-                                     "first)", "N", low=1)  # fmt: skip
+    audio_track: int | None = option(None, "number of the track to read, from 1 (default: the one marked as "
+                                     "default, or the first)", "N", low=1)  # fmt: skip
 
     def vad(self) -> VadOptions:
         own = {name: getattr(self, f"vad_{name}") for name in VadOptions.declared if f"vad_{name}" in self.declared}
@@ -144,32 +144,36 @@ class WhisperOptions(SpeechOptions):
     patience: float | None = option(None, "finished beams to wait for, as a factor of beam_size (default: 1)", "FACTOR",
                                     low=0, above=True)  # fmt: skip
     length_penalty: float | None = option(None, "0 to 1 (default: divide by the length)", "ALPHA", low=0, high=1)
-    compression_ratio_threshold: float | None = option(2.4, "a text that zlib shortens more repeats itself", "RATIO")
+    compression_ratio_threshold: float | None = option(
+        2.4, "a text that zlib shortens more than this has failed", "RATIO"
+    )
     logprob_threshold: float | None = option(-1.0, "a text with a lower mean log-probability has failed", "LOGPROB")
-    no_speech_threshold: float | None = option(0.6, "a failed text is silence above this probability of it", "P")
+    no_speech_threshold: float | None = option(0.6, "a failed text counts as silence if its probability exceeds P", "P")
     condition_on_previous_text: bool = option(True, "prompt each window with the text of the one before")
     initial_prompt: str | None = option(None, "text before the first window", "TEXT")
-    carry_initial_prompt: bool = option(False, "keep it before every window (default: False)")
+    carry_initial_prompt: bool = option(False, "put --initial_prompt before every window (default: False)")
     hotwords: str | None = option(None, "words to expect, before every window", "TEXT")
     without_timestamps: bool = option(False, "no time tokens: one segment per window (default: False)")
-    max_initial_timestamp: float | None = option(1.0, "latest first time in a window", "SECONDS", low=0)
-    suppress_blank: bool = option(True, "no empty text at a window's start")
+    max_initial_timestamp: float | None = option(
+        1.0, "latest time at which a window's first segment may begin", "SECONDS", low=0
+    )
+    suppress_blank: bool = option(True, "do not let a window's text begin with a blank or end at once")
     suppress_tokens: Sequence[int] | None = option((-1,), "ids that are never written; -1: most special characters "
                                                    "(default: -1)", "IDS", read=_tokens)  # fmt: skip
     sample_len: int | None = option(None, "most tokens per window", "N", low=1)
     prepend_punctuations: str = option("\"'“¿([{-", "marks that belong to the next word", "MARKS")
     append_punctuations: str = option("\"'.。,，!！?？:：”)]}、", "marks that belong to the word before", "MARKS")
     hallucination_silence_threshold: float | None = option(
-        None, "skip longer silences around improbable words *", "SECONDS", low=0
+        None, "skip silences longer than SECONDS around improbable words *", "SECONDS", low=0
     )
-    snap_words_to_audio: bool = option(False, "begin and end words beside a pause where the audio does")
-    languages: Sequence[str] | None = option(None, "detect only these", "A,B,…", read=_languages)
-    language_detection_segments: int = option(8, "windows, spread over the recording, that detection hears; 1: the "
+    snap_words_to_audio: bool = option(False, "begin and end words beside a pause where the sound does")
+    languages: Sequence[str] | None = option(None, "detect only these languages", "A,B,…", read=_languages)
+    language_detection_segments: int = option(8, "windows, spread over the recording, that detection uses; 1: the "
                                               "first 30 s", "N", low=1)  # fmt: skip
     multilingual: bool = option(False, "the language may change: detect it for each window")
-    batched: bool = option(False, "cut at pauses and decode the windows independently, not in Whisper's own order")
+    batched: bool = option(False, "cut at pauses and decode the windows independently instead of one after the other")
     remove_repetitions: bool = option(True, "remove text that repeats itself, and text over digital silence")
-    seed: int = option(0, "of the sampling, the same in any order of files", "N", low=0)
+    seed: int = option(0, "seed of the sampling; the order of the files does not matter", "N", low=0)
 
 
 class SpeechDecodingOptions(OptionSet):
@@ -193,10 +197,10 @@ class SpeechDecodingOptions(OptionSet):
         None, "CTC models: drop the text of a window whose words have a lower mean probability", "P", low=0, high=1
     )
     lm: str | Path | tuple | None = option(
-        None, "CTC models: a language model for the beams: ARPA file, folder, shipped model, None", "LM", read=_path
+        None, "CTC models: language model for the beams: ARPA file, folder, shipped model or None", "LM", read=_path
     )
-    lm_weight: float = option(0.3, "of its log-probabilities", "WEIGHT", low=0, high=MOST)
-    lm_bonus: float = option(0.0, "per word", "BONUS", low=-MOST, high=MOST)
+    lm_weight: float = option(0.3, "weight of the language model's log-probabilities", "WEIGHT", low=0, high=MOST)
+    lm_bonus: float = option(0.0, "bonus for each word, with a language model", "BONUS", low=-MOST, high=MOST)
 
     def check(self) -> None:
         if self.lm is not None and self.beam_size == 1:
@@ -208,8 +212,8 @@ class RecognizerOptions(SpeechOptions, SpeechDecodingOptions):
     them."""
 
     vad_filter: bool = SpeechOptions.vad_filter.but(True)
-    target_language: str | None = option(None, "of a translation by Canary, code or English name (default: English)",
-                                         read=_language)  # fmt: skip
+    target_language: str | None = option(None, "language of a translation by Canary, code or English name (default: "
+                                         "English)", read=_language)  # fmt: skip
 
     def check(self) -> None:
         SpeechDecodingOptions.check(self)

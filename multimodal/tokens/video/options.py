@@ -13,15 +13,15 @@ class VideoOptions(OptionSet):
     `max_frames`: with `every_s` evenly spread instead if there would be more; with `scenes` the greatest changes."""
 
     every_s: float | None = option(
-        None, "of a video, a frame every S seconds", "S", low=0.001, high=1e6, also=("every",)
+        None, "use a frame of each video every S seconds", "S", low=0.001, high=1e6, also=("every",)
     )
     max_frames: int | None = option(
-        None, f"of a video, at most N frames, evenly spread (default: {EVENLY}, or all of --every_s or --scenes)", "N",
-        low=1, high=1_000_000,
+        None, f"use at most N frames of each video, evenly spread (default: {EVENLY}; all with --every_s or --scenes)",
+        "N", low=1, high=1_000_000,
     )  # fmt: skip
     scenes: float | None = option(
-        None, "of a video, a frame where a scene begins: where at least this share of the colours changes (0.3 suits "
-        "films)", "SHARE", low=0, high=1, above=True,
+        None, "use the frames of each video where a scene begins: where at least this share of the colours changes "
+        "(0.3 suits films)", "SHARE", low=0, high=1, above=True,
     )  # fmt: skip
 
     def sampling(self) -> str:
@@ -40,4 +40,4 @@ class ClipOptions(VideoOptions):
     """`per_clip`: one result per video instead of one per frame: the mean of the frames' features, or the caption with
     the best score."""
 
-    per_clip: bool = option(False, "one result per video: of the mean of its frames' features, or the best caption")
+    per_clip: bool = option(False, "one result per video: from the mean of its frames' features, or its best caption")
