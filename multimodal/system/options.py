@@ -115,7 +115,7 @@ class OptionSet:
     def __init_subclass__(cls) -> None:
         cls.declared = {}
         for part in reversed(cls.__mro__):
-            for name, kind in vars(part).get("__annotations__", {}).items():
+            for name, kind in getattr(part, "__annotations__", {}).items():
                 if isinstance(own := vars(part).get(name), Option):
                     own.kinds = kind.__args__ if isinstance(kind, UnionType) else (kind,)
                     cls.declared[name] = own

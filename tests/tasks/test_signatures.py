@@ -8,6 +8,7 @@ import pytest
 import multimodal
 from multimodal.inference.options import BatchOptions, MachineOptions
 from multimodal.inference.prepare import prepare_for_inference
+from multimodal.system.options import OptionSet, option
 from multimodal.tasks.caption.options import CaptionBatchOptions, CaptionOptions
 from multimodal.tasks.classify.options import ClassifyOptions
 from multimodal.tasks.text.options import (
@@ -54,3 +55,15 @@ def test_every_public_object_is_held_to_its_options():
         one for name in dir(multimodal) if inspect.isclass(one := getattr(multimodal, name)) and hasattr(one, "_queued")
     }
     assert loaded == TAKEN.keys() - {prepare_for_inference}
+
+
+def test_annotations_made_when_asked_for_declare_options():
+    """As those of Python 3.14, which do not stand in the namespace of their class."""
+
+    class Late(type):
+        __annotations__ = property(lambda cls: {"beams": int})
+
+    class Options(OptionSet, metaclass=Late):
+        beams = option(1)
+
+    assert Options(beams=2).beams == 2
