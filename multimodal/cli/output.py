@@ -46,28 +46,6 @@ def plain(text: str) -> str:
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
-def print_results(results: list, rows: Iterator[list], header: list[str], style: str) -> None:
-    """A table for people, CSV, JSON or JSON lines."""
-    if style == "json":
-        print_json(results)
-    elif style == "jsonl":
-        for result in results:
-            print_json(result, indent=None)
-    elif style == "csv":
-        import csv  # slow: not for --help
-
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-    else:
-        last = None
-        for file, text, score in rows:
-            if file != last:
-                print(printable(str(file)))
-            print(f"  {score:8.4f}  {printable(text)}")
-            last = file
-
-
 def print_record(style: str, record: Any, lines: Iterable[str]) -> None:
     """One result: as JSON, or as lines for people."""
     if style == "json":

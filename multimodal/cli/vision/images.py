@@ -6,6 +6,7 @@ import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence, Set
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,14 @@ def results_place(options: Namespace, outputs: Outputs) -> None:
 
 
 class ImageOutput:
-    """Results on stdout: JSON at the end, all else as it comes. `rows`: a record as CSV; `table`: its lines for
-    people."""
+    """Results on stdout: JSON at the end, all else as it comes. `rows`: a record as CSV; `title` and `table`: its lines
+    for people."""
 
     def __init__(
         self, style: str, header: Sequence[str], rows: Callable[[Record], Iterable[list]],
-        table: Callable[[Record], Iterable[str]],
+        table: Callable[[Record], Iterable[str]], title: Callable[[Record], str] = itemgetter("file"),
     ):  # fmt: skip
-        self.style, self.rows, self.table = style, rows, table
+        self.style, self.rows, self.table, self.title = style, rows, table, title
         self.records: list[Record] = []
         self.writer = csv.writer(sys.stdout, lineterminator="\n") if style == "csv" else None
         if self.writer:
@@ -134,7 +135,7 @@ class ImageOutput:
         elif self.writer:
             self.writer.writerows(self.rows(record))
         else:
-            print(printable(record["file"]))
+            print(printable(self.title(record)))
             for line in self.table(record):
                 print(f"  {line}")
         sys.stdout.flush()

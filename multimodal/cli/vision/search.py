@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimodal.cli import flags
 from multimodal.cli.loading import choose_device
-from multimodal.cli.output import fail, print_results, six_digits
+from multimodal.cli.output import fail, printable, six_digits
 from multimodal.cli.parser import Parser
+from multimodal.cli.vision.images import ImageOutput
 from multimodal.errors import ImageError, TextError
 from multimodal.system.options import add_flags as add_option_flags
 from multimodal.tasks.retrieve.options import SearchOptions
@@ -82,11 +83,13 @@ def run(options: Namespace) -> int:
             print(line)
         return code
     _tell_of_missing(results, options.index)
-    if options.format == "csv":
-        rows = ([r["query"], r["kind"], hit["file"], hit["score"]] for r in results for hit in r["results"])
-    else:
-        rows = ([f"{r['kind']}: {r['query']}", hit["file"], hit["score"]] for r in results for hit in r["results"])
-    print_results(results, rows, ["query", "kind", "file", "score"], options.format)
+    rows = lambda one: ([one["query"], one["kind"], hit["file"], hit["score"]] for hit in one["results"])
+    table = lambda one: (f"{hit['score']:8.4f}  {printable(str(hit['file']))}" for hit in one["results"])
+    title = lambda one: f"{one['kind']}: {one['query']}"
+    printed = ImageOutput(options.format, ["query", "kind", "file", "score"], rows, table, title)
+    for result in results:
+        printed.add(result)
+    printed.end()
     return code
 
 
