@@ -162,7 +162,7 @@ class Conversation:
 
 
 def ask(question: str, *inputs: Any, model: Model | None = None, **options: Unpack[AskerArguments]) -> str:
-    """Answer a question about images, sound and video with a new `Asker`, which see. Each call loads the model."""
+    """Answer a question about images, sound and video with a new `Asker`. Each call loads the model."""
     return Asker(model, **options)(question, *inputs)
 
 

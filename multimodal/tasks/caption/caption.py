@@ -82,7 +82,7 @@ class Captioner(ImageTask):
 def caption(
     images: ImageInput | Sequence[ImageInput], model: Model | None = None, **options: Unpack[CaptionerArguments]
 ) -> list[dict[str, Any]]:
-    """Caption one or several images with a new `Captioner`, which see. Each call loads the model."""
+    """Caption one or several images with a new `Captioner`, whose options it takes. Each call loads the model."""
     return Captioner(model, **options)(images)
 
 

@@ -36,11 +36,11 @@ class Classifier(ImageTask):
     are the labels.
 
     `templates`: prompts with `{}`, `clip80`, `clip7`, `none`, or a mapping of label to prompts (default: the model's
-    own, else `clip7`). `classifier`: a file of `save_classifier`, in place of labels and templates. `threshold`,
-    `scores`: see `ZeroShotClassifier`. `top`: number of labels to return. `device`: `auto` is a GPU if there is one;
+    own, else `clip7`). `classifier`: a file that `save_classifier` wrote, instead of labels and templates. `threshold`,
+    `scores`: see `ZeroShotClassifier`. `top`: number of labels to return. `device`: `auto` is the GPU if there is one.
     `compute_type`: see `prepare_for_inference`. `workers`: threads that decode images (default: one per core). `urls`:
-    read http and https URLs. `every_s`, `max_frames`, `scenes`, `per_clip`: frames of videos, see `ClipOptions`.
-    `native`: images keep their aspect ratio, see `Embedder`. Results name labels without blanks at their ends.
+    allow http and https URLs. `every_s`, `max_frames`, `scenes`, `per_clip`: frames of videos, see `ClipOptions`.
+    `native`: keep the aspect ratio of images, see `Embedder`. Labels are stripped of blanks at their ends.
 
     Raises UsageError, TextError, CheckpointError."""
 
@@ -99,8 +99,8 @@ def classify(
     images: ImageInput | Sequence[ImageInput], labels: Sequence[str] | None = None, model: Model | None = None,
     **options: Unpack[ClassifierArguments],
 ) -> list[Scores]:  # fmt: skip
-    """Classify one or several images with a new `Classifier`, which see. Each call loads the model and encodes the
-    labels."""
+    """Classify one or several images with a new `Classifier`, whose options it takes. Each call loads the model and
+    encodes the labels."""
     return Classifier(model, labels, **options)(images)
 
 

@@ -69,7 +69,7 @@ class Answerer(LoadedModel):
 def answer(
     question: str, context: str, model: Model | None = None, **options: Unpack[AnswererArguments]
 ) -> list[Answer]:
-    """The answers of a new `Answerer`, which see. Each call loads the model."""
+    """The answers of a new `Answerer`, whose options it takes. Each call loads the model."""
     return Answerer(model, **options)(question, context)
 
 

@@ -46,14 +46,14 @@ TEXTS = 4096  # that are sorted by length together
 class Embedder(LoadedModel):
     """Image and text encoder: loads a CLIP, a ViT or a text model once.
 
-    Images have CLIP's vectors, or the pooled output of a ViT; texts CLIP's, or `pooling` of a text model's tokens (see
-    `embed`). Without `model`, images have the default model of `embed-images` and texts that of `embed`, each loaded
-    at its first use: their vectors are not comparable. `normalize`: to length 1; None: as the model's card says; False:
-    as the model gives them, of which a CLIP's have length 1. `batch_tokens`: most tokens of texts side by side.
-    `device`: `auto` is a GPU if there is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https
-    URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`: frames of videos, see `ClipOptions`. `prompt`: of
-    texts, see `EmbedOptions`. `native`: images keep their aspect ratio, with at most so many patches (0: as many as in
-    training).
+    The vector of an image is CLIP's, or the pooled output of a ViT; that of a text is CLIP's, or a text model's tokens
+    pooled by `pooling` (see `embed`). Without `model`, images use the default model of `embed-images` and texts that of
+    `embed`, each loaded at its first use: their vectors are not comparable. `normalize`: scale vectors to length 1;
+    None: as the model's card says; False: leave them as the model gives them (a CLIP's have length 1). `batch_tokens`:
+    most tokens of texts in a batch. `device`: `auto` is the GPU if there is one. `compute_type`: see
+    `prepare_for_inference`. `urls`: allow http and https URLs of images. `every_s`, `max_frames`, `scenes`, `per_clip`:
+    frames of videos, see `ClipOptions`. `prompt`: prompt for texts, see `EmbedOptions`. `native`: keep the aspect ratio
+    of images, with at most this many patches (0: as many as in training).
 
     Raises UsageError, CheckpointError."""
 

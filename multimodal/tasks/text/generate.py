@@ -101,7 +101,7 @@ class Generator(LoadedModel):
 
 
 def generate(prompt: str, model: Model | None = None, **options: Unpack[GeneratorArguments]) -> str:
-    """Continue a prompt with a new `Generator`, which see. Each call loads the model."""
+    """Continue a prompt with a new `Generator`, whose options it takes. Each call loads the model."""
     return Generator(model, **options)(prompt)
 
 

@@ -58,7 +58,7 @@ class Tagger(LoadedModel):
 def tag(
     texts: str | Sequence[str], model: Model | None = None, **options: Unpack[TaggerArguments]
 ) -> list[list[Entity]]:
-    """The entities of each text by a new `Tagger`, which see. Each call loads the model."""
+    """The entities of each text by a new `Tagger`, whose options it takes. Each call loads the model."""
     return Tagger(model, **options)(texts)
 
 

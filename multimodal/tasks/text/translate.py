@@ -181,7 +181,7 @@ def translate(
     texts: str | Sequence[str], model: Model | None = None, source: str | None = None, target: str | None = None,
     **options: Unpack[TranslatorArguments],
 ) -> str | list[str]:  # fmt: skip
-    """Translate with a new `Translator`, which see. Each call loads the model."""
+    """Translate with a new `Translator`, whose options it takes. Each call loads the model."""
     return Translator(model, source, target, **options)(texts)
 
 

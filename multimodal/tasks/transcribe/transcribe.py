@@ -51,8 +51,8 @@ class Transcriber(LoadedModel):
     """Speech recognizer: loads a speech model once.
 
     `options`: those of `WhisperOptions` or, for other models, `RecognizerOptions`. Up to `batch_size` recordings, or
-    independent windows of one, are decoded together; the text does not depend on it. `device`: `auto` is a GPU if there
-    is one; `compute_type`: see `prepare_for_inference`. `urls`: read http and https URLs.
+    independent windows of one recording, are decoded together; the text does not depend on it. `device`: `auto` is the
+    GPU if there is one. `compute_type`: see `prepare_for_inference`. `urls`: allow http and https URLs.
 
     Raises UsageError (an option that the model does not have), CheckpointError."""
 
@@ -127,7 +127,7 @@ def transcribe(
     on_progress: OnProgress | None = None, on_segments: OnSegments | None = None, urls: bool = False,
     **options: Unpack[TranscribeArguments],
 ) -> Transcript:  # fmt: skip
-    """Transcribe a recording with a new `Transcriber`, which see. Each call loads the model."""
+    """Transcribe a recording with a new `Transcriber`, whose options it takes. Each call loads the model."""
     made = Transcriber(model, urls=urls, **options)
     return made(audio, sampling_rate, on_progress=on_progress, on_segments=on_segments)
 
