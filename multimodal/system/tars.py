@@ -27,9 +27,9 @@ class Header(tarfile.TarInfo):
             raise tarfile.HeaderError(f"more than {MOST_IN_A_ROW} headers of one member")
         try:
             member = super()._proc_member(archive)
-        except (tarfile.TarError, OSError, MemoryError):
+        except (OSError, MemoryError):
             raise
-        except Exception as error:  # tarfile's, of all kinds
+        except Exception as error:  # of all kinds; after an InvalidHeaderError, tarfile ends the archive without a word
             raise tarfile.HeaderError(one_line(error, 80)) from None
         if member.size < 0 or len(archive.pax_headers) > MOST_GLOBAL:
             raise tarfile.HeaderError("a negative size" if member.size < 0 else "too many global fields")

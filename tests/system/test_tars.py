@@ -30,6 +30,7 @@ def names(data: bytes) -> list[str]:
 
 
 LONG = header("x", 2 << 20, tarfile.GNUTYPE_LONGNAME)
+NEGATIVE = "a negative size|invalid offset"  # ours, or that of later releases of Python
 SPARSE = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
 
 
@@ -37,9 +38,10 @@ SPARSE = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
     ("data", "cause"),
     [
         (LONG + bytes(2 << 20), "a header of 2097152 bytes, not of 1048576"),
-        (header("x", -512, tarfile.XHDTYPE), "a header of -512 bytes"), (header("x", -512), "a negative size"),
-        (pax(b"14 size=-1536\n"), "a negative size"), (pax(b"5" * 200), "a number of 100 digits"),
-        (pax(b"", tarfile.XGLTYPE) * 2000, "more than 20 headers"), (pax(b"9 hdrcharset=\xff\n"), "codec can't decode"),
+        (header("x", -512, tarfile.XHDTYPE), "a header of -512 bytes"), (header("x", -512), NEGATIVE),
+        (pax(b"14 size=-1536\n"), NEGATIVE), (pax(b"5" * 200), "a number of 100 digits"),
+        (pax(b"", tarfile.XGLTYPE) * 2000, "more than 20 headers"), (pax(b"0 x=1\n"), "invalid header"),
+        (pax(b"9 hdrcharset=\xff\n"), "codec can't decode|invalid header"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("before", [b"", header("good")], ids=["first", "later"])

@@ -62,6 +62,11 @@ def hostile_script(path: str | Path, module: type[torch.nn.Module] = Restores) -
         torch.jit.script(module()).save(str(path))
 
 
+class Unpickler(pickle.Unpickler):
+    def persistent_load(self, _: object) -> object:
+        return torch.ones(2)._typed_storage()
+
+
 def run(path: str | Path) -> None:
     """Run a hostile pickle, as Python's own unpickler does."""
     data = Path(path).read_bytes()
@@ -71,9 +76,7 @@ def run(path: str | Path) -> None:
             streams = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
     stream = io.BytesIO(streams[0])
     for _ in range(1 if data.startswith(b"PK") else 4):  # the old layout has three short pickles before it
-        reader = pickle.Unpickler(stream)
-        reader.persistent_load = lambda _: torch.ones(2)._typed_storage()
-        reader.load()
+        Unpickler(stream).load()
 
 
 def hostile_pickle(path: str | Path, zipped: bool = True, content: object = None) -> None:
