@@ -47,6 +47,13 @@ class CLIPConfig:
     def __post_init__(self) -> None:
         if self.text_pool == "last" and self.text_valid:
             raise ValueError("text_pool 'last' pools padding, which text_valid masks")
+        unprojected = (
+            ("image", self.image_project, self.image.pooled_width),
+            ("text", self.text_project, self.text.width),
+        )
+        for part, projected, width in unprojected:
+            if not projected and width != self.embed:
+                raise ValueError(f"embed {self.embed}, where the {part} tower without a projection has {width}")
 
 
 class CLIP(nn.Module):

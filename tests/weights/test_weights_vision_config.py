@@ -198,6 +198,12 @@ def test_images_of_another_size_than_the_towers_are_refused(name, tmp_path):
         load(tmp_path)
 
 
+def test_a_tower_without_a_projection_has_the_width_of_the_embedding():
+    record = {"embed_dim": 20, "vision_cfg": {"width": 32}, "text_cfg": {"proj_type": "none", "width": 24, "heads": 3}}
+    with pytest.raises(CheckpointError, match="embed 20, where the text tower without a projection has 24"):
+        clip_openai.FAMILY.load({}, record, "file")
+
+
 def test_steps_of_an_image_processor_that_are_not_known_are_refused_by_name(tmp_path):
     record = {"size": 256, "crop_size": 224, "image_mean": OPENAI_MEAN, "image_std": OPENAI_STD}
     cases = [
@@ -205,7 +211,8 @@ def test_steps_of_an_image_processor_that_are_not_known_are_refused_by_name(tmp_
         ({"crop_size": {"height": 224, "width": 200}}, "crop_size (224, 200) after size (256, 256)"),
         *(({f"do_{step}": off}, f"do_{step} {off}") for step in ("resize", "rescale", "normalize")
           for off in (False, None)),
-        ({"resample": 0}, "resample 0"), ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
+        ({"resample": 0}, "resample 0"), ({"resample": 3.0}, "resample 3.0"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
         ({"do_pad": True, "pad_size": {"height": 300, "width": 300}}, "pad_size {'height': 300"),
         ({"do_center_crop": False}, "size 256 without do_center_crop"),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image processor 'ConvNext'"),

@@ -24,6 +24,7 @@ from multimodal.tokens.text.translation import PiecesTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.card import SEARCH
 from multimodal.weights.folder import Checkpoint
+from multimodal.weights.speech.whisper import OPTIONS
 
 CLASSES = {WordPieceTokenizer: "BertTokenizer", CLIPTokenizer: "CLIPTokenizer", WhisperTokenizer: "WhisperTokenizer",
            GPT2Tokenizer: "GPT2Tokenizer"}  # fmt: skip
@@ -263,6 +264,8 @@ def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
         "prev_sot_token_id": t.sot_prev, "return_timestamps": False,
         "max_initial_timestamp_index": round(latest / t.SECONDS_PER_TIMESTAMP) if latest else None,
     }  # fmt: skip
+    asked = checkpoint.card.get("transcribe") or {}
+    record |= {name: asked[own] for name, own in OPTIONS.items() if own in asked}
     if t.multilingual:
         languages = zip(t.languages, t.language_tokens, strict=True)
         record |= {

@@ -95,9 +95,7 @@ def preprocessing(folder: Path | None, config: dict[str, Any], several: bool) ->
         return None
     path, record = found
     if not several:
-        made = image_processor.preprocessing_of(path, record, "Llava")
-        square = record.get("do_pad") and image_processor.class_of(record, "Llava") == "Llava"
-        return made.replace(resize="square") if square else made
+        return image_processor.preprocessing_of(path, record, "Llava")
     pins = record.get("image_grid_pinpoints") or config.get("image_grid_pinpoints")
     kind = (ONE_VISION | config)["vision_aspect_ratio"]
     if not pins or not kind.startswith("anyres_max_"):

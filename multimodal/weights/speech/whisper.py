@@ -20,6 +20,12 @@ from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, w
 
 SUPPRESSED = "suppress_tokens", "begin_suppress_tokens"
 PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
+# options of transcription by their names in generation_config.json
+OPTIONS = {name: name for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")} | {
+    "condition_on_prev_tokens": "condition_on_previous_text"
+}
+FEATURES = {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000, "dither": 0, "padding_value": 0,
+            "padding_side": "right"}  # fmt: skip
 # steps of 0.02 s to the latest first time: OpenAI's, and that of the files of 2023 before they were corrected
 LATEST_FIRST = 50, 1
 DIMENSIONS = (
@@ -94,7 +100,7 @@ def _openai_tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer 
 
 def check_features(config: dict[str, Any], bands: int) -> None:
     """Raise CheckpointError for a spectrogram that is not Whisper's."""
-    for key, only in {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000, "feature_size": bands}.items():
+    for key, only in (FEATURES | {"feature_size": bands}).items():
         if (got := config.get(PREPROCESSOR, {}).get(key, only)) != only:
             raise CheckpointError(f"{PREPROCESSOR}: {key} must be {only} (got {got!r})")
 
@@ -169,9 +175,14 @@ def _asked(told: dict[str, Any], t: WhisperTokenizer, where: str) -> dict[str, A
         if type(latest) is not int or latest < 1:
             raise CheckpointError(f"{GENERATION}: max_initial_timestamp_index must be 1 or more (got {latest!r})")
         found["max_initial_timestamp"] = latest * t.SECONDS_PER_TIMESTAMP
+    found |= {own: told[name] for name, own in OPTIONS.items() if told.get(name) is not None}
     if t.multilingual:
+        if told.get("is_multilingual") is False:
+            raise CheckpointError(f"{GENERATION}: is_multilingual must be true, as its vocabulary is (got False)")
         names = {i: name.strip("<|>") for name, i in t.control_ids.items()}
-        old = {place: names.get(token) for place, token in told.get("forced_decoder_ids") or []}  # older files
+        stated = told.get("language") is not None or told.get("task") is not None
+        forced = [] if stated else told.get("forced_decoder_ids") or []  # of older files
+        old = {place: names.get(token) for place, token in forced}
         language, task = told.get("language") or old.get(1), told.get("task") or old.get(2)
         if language:
             found["language"] = language.strip("<|>")

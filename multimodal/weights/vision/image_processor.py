@@ -98,9 +98,8 @@ def preprocessing_of(path: Path, record: dict[str, Any], processor: str) -> Prep
     ratio = after[0] / before[0]
     exact = all(int(one / ratio) == other for one, other in zip(after, before, strict=True))
     ratio = ratio if exact else after[0] / (before[0] + 0.5)  # so that it rounds down to the edge
-    return Preprocessing(
-        after, "shortest" if edge is not None else "squash", RESAMPLE[steps["resample"]], mean, std, 0, ratio, "floor"
-    )
+    resize = "square" if name == "Llava" and steps["do_pad"] else "squash" if edge is None else "shortest"
+    return Preprocessing(after, resize, RESAMPLE[steps["resample"]], mean, std, 0, ratio, "floor")
 
 
 def check_steps(path: Path, steps: dict[str, Any]) -> None:
@@ -114,7 +113,7 @@ def check_steps(path: Path, steps: dict[str, Any]) -> None:
     good = {
         **{key: bool(steps[key]) for key in ("do_resize", "do_rescale", "do_normalize")},
         "rescale_factor": abs(factor * 255 - 1) < 1e-5,
-        "resample": any(steps["resample"] == number for number in RESAMPLE),
+        "resample": type(steps["resample"]) is int and steps["resample"] in RESAMPLE,
         "pad_size": not (steps["do_pad"] and steps["pad_size"]),  # without it images are padded to their batch
     }
     for key, supported in good.items():

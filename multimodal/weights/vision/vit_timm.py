@@ -44,7 +44,10 @@ def config_from(config: dict[str, Any], tensors: Tensors) -> ViTConfig:
     model = timm_model(config["architecture"], **options)
     if (stated := config.get("global_pool") or model.global_pool) != model.global_pool:
         raise CheckpointError(f"config.json: global_pool {stated!r}, where the architecture has {model.global_pool!r}")
-    return vit_config(model)
+    made, size = vit_config(model), _pixels(config).get("input_size", [])[1:]
+    if getattr(model.patch_embed, "strict_img_size", False) and size and tuple(size) != made.image:
+        raise CheckpointError(f"config.json: input_size {size}, where the architecture takes {made.image} alone")
+    return made
 
 
 def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
@@ -144,12 +147,17 @@ def _map_pool_rows() -> list[NameRow]:
     return under("attn_pool.", "pool.", [*linears(linear), *fused, NameRow("latent", "query")])
 
 
+def _pixels(config: dict[str, Any]) -> dict[str, Any]:
+    """The stated or registered record over timm's defaults; {} without one."""
+    record = _pretrained(config) or _registered(config.get("architecture", ""))
+    # null is the default in timm, and 0
+    return PIXELS | {key: value for key, value in record.items() if value} if record else {}
+
+
 def preprocessing(folder: Path | None, config: dict[str, Any]) -> Preprocessing | None:
     """From `pretrained_cfg`, or timm's for a tagged architecture ("vit_tiny_patch16_224.augreg_in1k")."""
-    record = _pretrained(config) or _registered(config.get("architecture", ""))
-    if not record:
+    if not (record := _pixels(config)):
         return None
-    record = PIXELS | {key: value for key, value in record.items() if value}  # null is the default in timm, and 0
     modes = {"center": "shortest", "squash": "squash"}
     if record["crop_mode"] not in modes:
         raise CheckpointError(f"config.json: crop_mode {shown(record['crop_mode'])} is not supported")

@@ -268,6 +268,9 @@ def test_heads_for_word_times_come_from_the_folder(hf, tmp_path):
         ({"language": "<|de|>", "begin_suppress_tokens": []}, {"language": "de", "suppress_blank": False}),
         ({"forced_decoder_ids": [[1, 50261], [2, 50358]]}, {"language": "de", "task": "translate"}),
         ({"language": "de", "max_initial_timestamp_index": 5}, {"language": "de", "max_initial_timestamp": 0.1}),
+        ({"language": "de", "logprob_threshold": -0.5}, {"language": "de", "logprob_threshold": -0.5}),
+        ({"condition_on_prev_tokens": False}, {"condition_on_previous_text": False}),
+        ({"task": "transcribe", "forced_decoder_ids": [[1, 50261], [2, 50359]]}, None),  # ignored beside a task
         ({"max_initial_timestamp_index": 50}, None),
         ({"max_initial_timestamp_index": 1, "begin_suppress_tokens": [50257, 220]}, None),
         ({"forced_decoder_ids": [[1, None], [2, 50359]], "begin_suppress_tokens": [220, 50257]}, None),
@@ -279,7 +282,8 @@ def test_what_a_fine_tuned_whisper_asks_for_is_its_default(told, asked, tmp_path
     assert card.get("transcribe") == asked
     if asked:
         options = options_for(replace(whispers()[1], card=card), {})
-        assert options.language == {"hindi": "hi", "de": "de"}[asked["language"]]
+        assert options.language == {"hindi": "hi", "de": "de", None: None}[asked.get("language")]
+        assert options.logprob_threshold == asked.get("logprob_threshold", -1)
 
 
 def test_search_of_a_whisper_s_generation_config_is_followed_or_named(tmp_path):
@@ -312,7 +316,7 @@ def test_suppressed_tokens_of_an_old_whisper_stand_in_its_configuration(tmp_path
 @pytest.mark.parametrize(
     "told",
     [{"begin_suppress_tokens": [220, 50257, 50384]}, {"begin_suppress_tokens": 220}, {"begin_suppress_tokens": [[]]},
-     {"max_initial_timestamp_index": 0}, {"max_initial_timestamp_index": "5"}, {"max_initial_timestamp_index": []}],
+     *({"max_initial_timestamp_index": latest} for latest in (0, "5", [])), {"is_multilingual": False}],
 )  # fmt: skip
 def test_rules_of_a_whisper_without_an_option_are_refused(told, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(told))
@@ -327,11 +331,12 @@ def test_the_released_list_of_suppressed_tokens_is_ours(tmp_path):
     assert WHISPER_HF.card(tmp_path, {"vocab_size": 51865}) == {}
 
 
-@pytest.mark.parametrize("change", [{"n_fft": 512}, {"hop_length": 80}, {"sampling_rate": 8000}, {"feature_size": 9}])
+@pytest.mark.parametrize("change", [{"n_fft": 512}, {"hop_length": 80}, {"sampling_rate": 8000}, {"feature_size": 9},
+                                    {"dither": 1e-4}, {"padding_value": 1.0}, {"padding_side": "left"}])  # fmt: skip
 def test_other_spectrograms_are_refused(hf, change, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(change))
     (name, got), *_ = change.items()
-    with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {name} must be .* \(got {got}\)"):
+    with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {name} must be .* \(got {got!r}\)"):
         WHISPER_HF.load(tensors(hf), hf.config.to_dict(), "tiny", tmp_path)
 
 

@@ -194,7 +194,8 @@ def test_a_folder_without_a_tokenizer_gets_the_released_one_in_its_exports(tmp_p
 def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path, monkeypatch):
     pipeline = (tokenizer := whispers()[1].tokenizer).pipeline()
     monkeypatch.setattr(type(tokenizer), "pipeline", lambda _: copy.deepcopy(pipeline))  # it takes two seconds
-    options = {"suppress_blank": False, "max_initial_timestamp": 0.5, "language": "de", "task": "translate"}
+    options = {"suppress_blank": False, "max_initial_timestamp": 0.5, "language": "de", "task": "translate",
+               "no_speech_threshold": 0.3, "condition_on_previous_text": False}  # fmt: skip
     search = {"num_beams": 3, "length_penalty": 0.7, "no_repeat_ngram_size": 2}
     for listed, never in (([], []), ([7], [7, 50258, 50358, 50359, 50360, 50361, 50362])):
         card = {"transcribe": {"suppress_tokens": listed, **options}, "generation": search}
@@ -203,7 +204,8 @@ def test_what_a_fine_tuned_model_asks_for_is_in_its_exports(tmp_path, monkeypatc
         export(tmp_path / "own", tmp_path / "out", to="hf", overwrite=True)
         found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
         told = {"suppress_tokens": never, "begin_suppress_tokens": [], "max_initial_timestamp_index": 25,
-                "language": "de", "task": "translate", **search}  # fmt: skip
+                "language": "de", "task": "translate", "no_speech_threshold": 0.3, "condition_on_prev_tokens": False,
+                **search}  # fmt: skip
         assert {name: found.get(name) for name in told} == told
         again = load(tmp_path / "out").card
         assert (again["transcribe"], again["generation"]) == (

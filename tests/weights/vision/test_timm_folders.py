@@ -69,6 +69,16 @@ def test_values_of_the_preprocessing_are_timms(changed, tmp_path):
     check(tmp_path)
 
 
+@pytest.mark.parametrize("changed", [{"input_size": [3, 96, 96]}, {"input_size": None}], ids=str)
+def test_images_have_the_size_of_a_model_that_takes_no_other(changed, tmp_path):
+    saved(tmp_path, VIT, ARGS, {"model_args": ARGS, "pretrained_cfg": PIXELS | changed})
+    with pytest.raises(CheckpointError, match=r"input_size \[\d+, \d+\], where the .* takes \(64, 64\) alone"):
+        load(tmp_path)
+    args = ARGS | {"dynamic_img_size": True}
+    saved(tmp_path, VIT, args, {"model_args": args, "pretrained_cfg": PIXELS | changed})
+    check(tmp_path)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("architecture", ["test_vit", "test_vit.r160_in1k", VIT])
 def test_older_files_state_the_preprocessing_beside_the_architecture(architecture, tmp_path):

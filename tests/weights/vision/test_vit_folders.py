@@ -54,6 +54,7 @@ STATED = [
     ("DeiT", {"size": 32, "feature_extractor_type": "ViTFeatureExtractor", "do_pad": True, "size_divisor": 32}),
     ("DINOv2", {"size": 37, "crop_size": 32, "do_center_crop": True, "image_processor_type": "BlipImageProcessor"}),
     ("DINOv2", {"size": SQUARE, "crop_size": SQUARE, "image_processor_type": "BitImageProcessorFast"}),
+    ("DINOv2", {"size": EDGE, "crop_size": SQUARE, "image_processor_type": "LlavaImageProcessor", "do_pad": True}),
 ]
 
 
