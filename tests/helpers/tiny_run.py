@@ -90,16 +90,13 @@ def loop(run: Path, source: Images | None = None, width: int = 0, evaluate=None,
 class Quiet(TrainingLog):
     def __init__(self, *given):
         self.given = given
-        self.rows, self.figures, self.said, self.flops, self.since = [], [], [], None, 0.0
+        self.rows, self.figures, self.flops, self.since = [], [], None, 0.0
 
     def step(self, number, metrics, **more):
         self.rows.append((number, metrics, more))
 
     def evaluated(self, number, figures, seconds):
         self.figures.append((number, figures))
-
-    def say(self, line):
-        self.said.append(line)
 
     def close(self):
         pass

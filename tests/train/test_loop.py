@@ -315,10 +315,11 @@ def test_the_average_is_evaluated_at_its_steps_and_after_the_last(tmp_path):
     assert not torch.equal(loop.objective.model.head.weight, model.head.weight)
 
 
-def test_evaluation_and_saving_are_announced(tmp_path):
+def test_evaluation_and_saving_are_announced(tmp_path, capsys):
     loop = tiny_run.loop(tmp_path, steps=2, evaluate=lambda model, step: {}, evaluate_every=1, save_every=2)
     loop.fit()
-    assert loop.log.said == ["step 1/2: evaluating", "step 2/2: evaluating", "step 2/2: saving"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["step 1/2: evaluating", "step 2/2: evaluating", "step 2/2: saving"]
 
 
 def test_a_signal_ends_an_evaluation_at_its_next_batch_and_resume_makes_it_good(tmp_path):
