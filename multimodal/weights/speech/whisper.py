@@ -165,11 +165,7 @@ def _asked(told: dict[str, Any], t: WhisperTokenizer, where: str) -> dict[str, A
     never, first = told.get("suppress_tokens"), told.get("begin_suppress_tokens")
     if isinstance(never, list) and set(never) != set(t.suppressed_tokens()):
         found["suppress_tokens"] = never
-    blank = [*t.encode(" "), t.eot]
-    if first == []:
-        found["suppress_blank"] = False
-    elif first is not None and (not isinstance(first, list) or sorted(map(str, first)) != sorted(map(str, blank))):
-        raise CheckpointError(f"{where}: begin_suppress_tokens must be {blank} or [] (got {first!r:.40})")
+    found |= never_first(first, t, f"{where}: begin_suppress_tokens")
     latest = told.get("max_initial_timestamp_index")
     if latest not in (None, *LATEST_FIRST):
         if type(latest) is not int or latest < 1:
@@ -189,6 +185,16 @@ def _asked(told: dict[str, Any], t: WhisperTokenizer, where: str) -> dict[str, A
         if task == "translate":
             found["task"] = task
     return found
+
+
+def never_first(first: Any, t: WhisperTokenizer, where: str) -> dict[str, Any]:
+    """Option for the tokens that no text begins with. Raises CheckpointError for others than a blank and the end."""
+    blank = [*t.encode(" "), t.eot]
+    if first is None or (isinstance(first, list) and sorted(map(str, first)) == sorted(map(str, blank))):
+        return {}
+    if first != []:
+        raise CheckpointError(f"{where} must be {blank} or [] (got {first!r:.40})")
+    return {"suppress_blank": False}
 
 
 WHISPER_OPENAI = Family(

@@ -10,7 +10,7 @@ from torch import Tensor
 from multimodal.errors import CheckpointError
 from multimodal.models.whisper import Whisper, WhisperConfig
 from multimodal.weights.family import Family
-from multimodal.weights.speech.whisper import whisper_config
+from multimodal.weights.speech.whisper import PREPROCESSOR, check_features, never_first, whisper_config
 from multimodal.weights.speech.whisper_vocabulary import released_tokenizer
 from multimodal.weights.table import HALVES, THIRDS, NameRow, Op, Tensors, joined, qkv, repeat, under
 
@@ -52,9 +52,11 @@ def _config(config: dict[str, Any], tensors: Tensors) -> WhisperConfig:
             raise CheckpointError(f"whisper: {heads} {config[heads]} does not divide the width {width} of its weights")
         positions = len(tensors[f"{part}/position_encodings/encodings"])
         sizes.append((positions, width, _layers(tensors, part), config[heads], hidden))
+    bands = tensors["encoder/conv1/weight"].shape[1]
+    check_features(config, bands)
     head = tensors.get(HEAD)
     tied = head is None or head.equal(tensors[EMBEDDING])
-    return whisper_config(len(tensors[EMBEDDING]), tensors["encoder/conv1/weight"].shape[1], *sizes, tied=tied)
+    return whisper_config(len(tensors[EMBEDDING]), bands, *sizes, tied=tied)
 
 
 def _norm(foreign: str, ours: str) -> list[NameRow]:
@@ -102,8 +104,11 @@ def _rows(config: WhisperConfig) -> list[NameRow]:
 
 
 def _card(folder: Path | None, config: dict[str, Any]) -> dict[str, Any]:
-    heads = config.get("alignment_heads")
-    return {} if heads is None else {"alignment_heads": heads}
+    """Heads for the times of words, and the tokens that no text begins with."""
+    heads, tokenizer = config.get("alignment_heads"), released_tokenizer(config["vocabulary"])
+    card = {} if heads is None else {"alignment_heads": heads}
+    asked = tokenizer and never_first(config.get("suppress_ids_begin"), tokenizer, "config.json: suppress_ids_begin")
+    return card | ({"transcribe": asked} if asked else {})
 
 
 def _embedded(folder: Path | None, config: dict[str, Any]) -> Any:
@@ -113,4 +118,5 @@ def _embedded(folder: Path | None, config: dict[str, Any]) -> Any:
 WHISPER_CT2 = Family(
     "whisper-ctranslate2", Whisper, (EMBEDDING, "encoder/conv1/weight"), _config, _rows, _embedded,
     complete=lambda config, tensors: config | {"vocabulary": len(tensors[EMBEDDING])}, card=_card,
+    beside=PREPROCESSOR,
 )  # fmt: skip

@@ -53,6 +53,18 @@ def test_faster_whisper_folder_is_the_original(state, tmp_path, kind, tolerance)
     assert load(tmp_path / "ct2").card == {"format": "whisper-ctranslate2", "alignment_heads": [[1, 0]]}
 
 
+def test_a_faster_whisper_folder_s_first_tokens_and_features_are_followed_or_refused(state, tmp_path):
+    config = {"vocabulary": 51865, "suppress_ids_begin": [220, 50257]}
+    assert WHISPER_CT2.card(None, config) == {}
+    assert WHISPER_CT2.card(None, config | {"suppress_ids_begin": []}) == {"transcribe": {"suppress_blank": False}}
+    with pytest.raises(CheckpointError, match=r"config\.json: suppress_ids_begin must be \[220, 50257\] .*\(got \[7\]"):
+        WHISPER_CT2.card(None, config | {"suppress_ids_begin": [7]})
+    ctranslate2(tmp_path / "ct2", state, SMALL)
+    (tmp_path / "ct2" / "preprocessor_config.json").write_text('{"feature_size": 8, "hop_length": 80}')
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: hop_length must be 160 \(got 80\)"):
+        load(tmp_path / "ct2")
+
+
 @thin(7, pytest.mark.ci)
 @pytest.mark.parametrize("kind", ["f32", "f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 def test_ggml_file_holds_the_numbers_of_its_blocks(state, tmp_path, kind):
