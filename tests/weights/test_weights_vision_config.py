@@ -198,6 +198,15 @@ def test_images_of_another_size_than_the_towers_are_refused(name, tmp_path):
         load(tmp_path)
 
 
+def test_older_names_of_the_two_configurations_count_in_clip_alone():
+    for name, family, reads in (("CLIP", clip_hf.FAMILY, True), ("SigLIP", siglip.FAMILY, False)):
+        config = case(f"Hugging Face {name}").config
+        older = {f"{part}_dict": config[part] | {"layer_norm_eps": 0.03} for part in ("text_config", "vision_config")}
+        made = family.config_from(config | older, {})
+        expected = {0.03} if reads else {config["text_config"]["layer_norm_eps"]}
+        assert {tower.stack.block.norm_eps for tower in (made.text, made.image)} == expected
+
+
 def test_a_tower_without_a_projection_has_the_width_of_the_embedding():
     record = {"embed_dim": 20, "vision_cfg": {"width": 32}, "text_cfg": {"proj_type": "none", "width": 24, "heads": 3}}
     with pytest.raises(CheckpointError, match="embed 20, where the text tower without a projection has 24"):

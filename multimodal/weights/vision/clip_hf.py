@@ -31,12 +31,14 @@ VISION = {
     "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
 METACLIP2 = "metaclip_2"  # whose eos is 2 indeed
+OLDER = ("clip", METACLIP2, "chinese_clip")  # whose classes read `text_config_dict` and `vision_config_dict`
 OWN = {"class_token": True, "patch_bias": False, "stem_norm": True}  # of CLIP's image tower, which GIT has too
 
 
 def part(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    """`text_config` or `vision_config` with its defaults; `text_config_dict` takes precedence."""
-    return defaults | (config.get(f"{name}_config_dict") or config.get(f"{name}_config") or {})
+    """`text_config` or `vision_config` with its defaults; `text_config_dict` takes precedence in CLIP's kinds alone."""
+    older = config.get(f"{name}_config_dict") if config.get("model_type", "clip") in OLDER else None
+    return defaults | (older or config.get(f"{name}_config") or {})
 
 
 def stack(part: dict[str, Any]):
