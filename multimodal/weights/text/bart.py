@@ -25,12 +25,12 @@ from multimodal.weights.family import Family, activation
 from multimodal.weights.table import NO_FIRST, NameRow, Tensors, linears, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 
-# defaults of BartConfig and MBartConfig
+# BartConfig's defaults, which are MBartConfig's but for an id to begin with
 DEFAULTS = {
     "vocab_size": 50265, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "gelu",
     "encoder_layers": 12, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_layers": 12,
     "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "scale_embedding": False, "eos_token_id": 2,
-    "pad_token_id": 1, "decoder_start_token_id": 2, "tie_word_embeddings": True,
+    "bos_token_id": 0, "pad_token_id": 1, "decoder_start_token_id": 2, "tie_word_embeddings": True,
 }  # fmt: skip
 PARTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
 MBART50 = ("MBart50Tokenizer", "MBart50TokenizerFast")
@@ -71,9 +71,9 @@ def text_to_text(
 
 
 def start_id(c: dict[str, Any], unstated: str = "eos_token_id") -> int:
-    """Id that decoding begins with, by default that of the key `unstated`. Raises CheckpointError if it is outside the
-    vocabulary."""
-    start = c[unstated] if c["decoder_start_token_id"] is None else c["decoder_start_token_id"]
+    """Id that decoding begins with, by default bos, as in transformers, or else that of the key `unstated`. Raises
+    CheckpointError if it is outside the vocabulary."""
+    start = next((c[key] for key in ("decoder_start_token_id", "bos_token_id") if c.get(key) is not None), c[unstated])
     if type(start) is not int or not 0 <= start < c["vocab_size"]:
         raise CheckpointError(f"config.json: decoder_start_token_id {start!r} is outside {c['vocab_size']} tokens")
     return start
@@ -84,6 +84,10 @@ def check_repeats(tensors: Tensors, of: str, names: Sequence[str]) -> None:
     for name in names:
         if name in tensors and of in tensors and not torch.equal(tensors[name], tensors[of]):
             raise CheckpointError(f"tensor {name!r} differs from {of!r}, which it should repeat")
+
+
+def _complete(config: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    return ({"decoder_start_token_id": None} if config.get("model_type") == "mbart" else {}) | config
 
 
 def config_from(config: dict[str, Any], tensors: Tensors, prefix: str = "model.") -> EncoderDecoderConfig:
@@ -138,7 +142,8 @@ def tokenizer(folder: Path | None, config: dict[str, Any]) -> Tokenizer | None:
 
 FAMILY = Family(
     "bart", EncoderDecoder, ("model.encoder.layernorm_embedding.weight", "model.decoder.embed_positions.weight"),
-    config_from, rows, tokenizer, needs="config.json", defaults=DEFAULTS, types=("", "bart", "mbart"),
+    config_from, rows, tokenizer, complete=_complete, needs="config.json", defaults=DEFAULTS,
+    types=("", "bart", "mbart"),
 )  # fmt: skip
 BODY = replace(
     FAMILY, name="bart-body", has=tuple(name.removeprefix("model.") for name in FAMILY.has),

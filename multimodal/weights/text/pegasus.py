@@ -26,11 +26,12 @@ def config_from(config: dict[str, Any], tensors: Tensors, positions: PositionCon
 PEGASUS = replace(
     marian.FAMILY, name="pegasus", has=_TOWERS, lacks=(), types=("pegasus",), tokenizer=bart.tokenizer,
     config_from=partial(config_from, positions=marian.POSITIONS), card=lambda folder, config: {},
-    defaults=bart.DEFAULTS | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+    defaults=bart.DEFAULTS | {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None},
 )  # fmt: skip
 BLENDERBOT = replace(
     PEGASUS, name="blenderbot", has=(*_TOWERS, "model.encoder.embed_positions.weight"), types=("blenderbot",),
     config_from=partial(config_from, positions=PositionConfig()), rows=bart.rows,
-    defaults=bart.DEFAULTS | {"decoder_start_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 128,
-                              "encoder_attention_heads": 32, "decoder_attention_heads": 32},
+    defaults=bart.DEFAULTS | {"decoder_start_token_id": 1, "bos_token_id": 1, "pad_token_id": 0,
+                              "max_position_embeddings": 128, "encoder_attention_heads": 32,
+                              "decoder_attention_heads": 32},
 )  # fmt: skip

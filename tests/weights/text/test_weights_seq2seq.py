@@ -1,5 +1,6 @@
 """Parity of text encoder-decoders with transformers and torch: tiny random models, float32, all outputs."""
 
+import copy
 import functools
 import re
 
@@ -220,6 +221,24 @@ def test_t5_configurations_of_transformers_4_mean_the_same(name):
     assert made.family.load(made.tensors, old, "file").model.config == load(name).config
     with pytest.raises(CheckpointError, match="feed_forward_proj 'gated-mish'"):
         made.family.load(made.tensors, old | {"feed_forward_proj": "gated-mish"}, "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("Hugging Face BART", {}), ("Hugging Face mBART", {}), ("Hugging Face mBART", {"bos_token_id": 5}),
+     ("Hugging Face M2M100", {"decoder_start_token_id": None}), ("Hugging Face T5", {"bos_token_id": 5})],
+)  # fmt: skip
+@torch.no_grad()
+def test_texts_begin_as_in_generate_where_a_configuration_leaves_it_out(name, change):
+    from transformers import GenerationConfig
+
+    made = case(name)
+    config = {key: value for key, value in made.config.items() if key != "decoder_start_token_id"} | change
+    reference = copy.copy(made.reference)
+    reference.config = type(made.reference.config)(**config)
+    reference.generation_config = GenerationConfig.from_model_config(reference.config)
+    told = reference.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=1, do_sample=False)[0, 0]
+    assert made.family.load(made.tensors, config, "file").model.config.start_id == told
 
 
 @pytest.mark.parametrize("name", ["Hugging Face T5", "Hugging Face M2M100"])
