@@ -13,7 +13,7 @@ from multimodal.errors import CheckpointError
 from multimodal.models.encoder_decoder import EncoderDecoderConfig
 from multimodal.models.text_config import TextConfig
 from multimodal.weights.table import NameRow, Tensors, under
-from multimodal.weights.text import t5
+from multimodal.weights.text import t5, umt5
 from multimodal.weights.text.decoders import mixtral
 
 # SwitchTransformersConfig's defaults that differ from T5's
@@ -65,6 +65,6 @@ def rows(config: EncoderDecoderConfig) -> list[NameRow]:
 
 
 FAMILY = replace(
-    t5.FAMILY, name="switch", config_from=config_from, rows=rows, complete=lambda config, tensors: config,
+    t5.FAMILY, name="switch", config_from=config_from, rows=rows, complete=umt5.complete,
     defaults=DEFAULTS, types=("switch_transformers",),
 )  # fmt: skip

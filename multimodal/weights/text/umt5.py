@@ -32,14 +32,14 @@ def _per_block(row: NameRow) -> NameRow:
     return replace(row, foreign=row.foreign.replace("block.0.", "block.{}."), ours=ours)
 
 
-def _complete(c: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+def complete(c: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
     """States are scaled before a tied head, whatever the file says of it."""
     return c | {"scale_decoder_outputs": c.get("tie_word_embeddings", True)}
 
 
 FAMILY = replace(
     t5.FAMILY, name="umt5", config_from=config_from, rows=rows, types=("umt5",), defaults=t5.T5 | t5.MT5,
-    complete=_complete,
+    complete=complete,
 )  # fmt: skip
 ENCODER = replace(
     t5.ENCODER, name="umt5-encoder", model=TextTransformer, types=("umt5",), rows=rows,

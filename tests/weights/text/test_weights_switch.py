@@ -71,6 +71,10 @@ def test_routers_compute_in_float32_in_any_copy():
         assert prepare_for_inference(Checkpoint(model), kind).model(SOURCE, ANSWER).isfinite().all()
 
 
+def test_only_ties_say_if_states_are_scaled_before_the_head():
+    assert load(case(NAME), scale_decoder_outputs=False).config == load(case(NAME)).config
+
+
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
