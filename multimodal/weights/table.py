@@ -130,7 +130,7 @@ def check(rows: list[NameRow], model: Tensors, foreign: Tensors, where: str, of:
     expected = export_tensors(rows, model)
     for name in sorted(expected.keys() - foreign.keys()):
         if not any(row.optional and _pattern(row).fullmatch(name) for row in rows):
-            raise CheckpointError(f"{where}: tensor {name!r} is missing")
+            raise CheckpointError(f"{where}: tensor {name!r} is missing" + (f" in {of}" if of else ""))
     for name in sorted(foreign.keys() - expected.keys()):
         if not any((row.reason or row.optional) and _pattern(row).fullmatch(name) for row in rows):
             raise CheckpointError(f"{where}: unexpected tensor {name!r}" + (f" of {of}" if of else ""))

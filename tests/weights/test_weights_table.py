@@ -108,6 +108,14 @@ def test_check_names_the_foreign_tensor(change, message):
         check(ROWS, model, tensors, "f")
 
 
+def test_check_names_the_class_that_lacks_a_tensor_or_has_another():
+    model = {name: tensor.to("meta") for name, tensor in load_tensors(ROWS, foreign(), "f").items()}
+    more = foreign() | {"score": torch.zeros(1)}
+    for tensors, cause in (({}, "tensor '.*' is missing in Foreign$"), (more, "unexpected tensor 'score' of Foreign$")):
+        with pytest.raises(CheckpointError, match=f"^f: {cause}"):
+            check(ROWS, model, tensors, "f", "Foreign")
+
+
 def test_a_row_maps_or_drops_and_not_both():
     with pytest.raises(ValueError, match="expected our names or a reason"):
         NameRow("a")
