@@ -170,6 +170,9 @@ REFUSED = [
      "partial_rotary_factor 0.5 is not supported: qwen3 turns whole heads"),
     ("Gemma 3", {"attn_logit_softcapping": 1.0}, "attn_logit_softcapping 1.0 is not supported"),
     ("Phi-3", {"is_causal": False}, "is_causal False with a window of 5 tokens is not supported"),
+    ("Falcon 7B", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+     "partial_rotary_factor 0.5 is not supported: falcon turns whole heads"),
+    ("BLOOM", {"is_causal": False}, "is_causal False with ALiBi is not supported"),
     ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
     ("Qwen3", {"rms_norm_eps": "1e-6"}, "'1e-6'"),
     ("Qwen3", {"rms_norm_eps": -1}, "norm_eps must be above 0 (got -1)"),
@@ -264,6 +267,23 @@ def test_rope_scaling_goes_before_rope_parameters():
     both = plain | {"rope_scaling": made.config["rope_parameters"]}
     wanted, found = (family.load(made.tensors, config, "file").model.config for config in (made.config, both))
     assert found == wanted != family.load(made.tensors, plain, "file").model.config
+
+
+def test_rope_is_stated_where_transformers_reads_it():
+    """GPT-NeoX has names of its own, and beside ropes by kind of layer no other trained length counts."""
+    yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    for name, plain, unread in (
+        ("GPT-NeoX", {"rotary_pct": 0.5, "rotary_emb_base": 70}, {"partial_rotary_factor": 0.25, "rope_theta": 9.0}),
+        ("Gemma 3", {**yarn, "rope_theta": 500.0}, {"original_max_position_embeddings": 8}),
+    ):
+        config = {key: value for key, value in case(name).config.items() if key != "rope_parameters"} | plain
+        family, (told, found) = families()[case(name).family], ({**config, **unread}, config)
+        made = [family.config_from(family.completed(one, {}), case(name).tensors).positions for one in (told, found)]
+        theirs = type(case(name).reference.config)(**told).rope_parameters
+        theirs = theirs.get("full_attention", theirs)
+        assert made[0] == made[1]
+        assert made[0].theta == theirs["rope_theta"]
+        assert made[0].share == {"GPT-NeoX": 4}.get(name)
 
 
 def test_a_text_does_not_grow_beyond_a_change_of_its_positions():

@@ -190,6 +190,25 @@ def test_configurations_that_do_not_fit_are_refused_in_one_line(name, change, ca
     assert "\n" not in str(error.value)
 
 
+def test_rope_scaling_of_modernbert_is_the_references():
+    made, family = case("ModernBERT"), families()["modernbert"]
+    config = {key: value for key, value in made.config.items() if key != "rope_parameters"}
+    config |= {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 6}
+    new = config | {"rope_scaling": None, "rope_parameters": type(made.reference.config)(**config).rope_parameters}
+    old, told = (family.load(made.tensors, one, "file").model.config for one in (config, new))
+    assert old == told
+    assert old.positions.yarn[2] == CONTEXT
+
+
+def test_sizes_that_a_configuration_of_deberta_leaves_out_are_the_references():
+    from transformers import DebertaV2Config
+
+    family = families()["deberta"]
+    theirs, ours = DebertaV2Config().to_dict(), family.completed({"model_type": "deberta-v2"}, {})
+    known = ours.keys() & theirs.keys()
+    assert {key: ours[key] for key in known} == {key: theirs[key] for key in known}
+
+
 def test_a_bias_of_two_names_that_differ_and_a_file_without_configuration_are_refused():
     tensors, name = case("BERT").tensors, "cls.predictions.decoder.bias"
     with pytest.raises(CheckpointError, match=re.escape(f"file: tensor {name!r} differs from")):

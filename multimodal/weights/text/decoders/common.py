@@ -140,9 +140,11 @@ def windowed(
 
 def directed(config: TextConfig, text: dict[str, Any]) -> TextConfig:
     """In both directions where `is_causal` is false, as in transformers from 5.2 on. Raises CheckpointError beside a
-    window, which would have another width."""
+    window, which would have another width, and beside ALiBi, which would grow towards later keys."""
     if text.get("is_causal") is not False:
         return config
+    if config.positions.kind == "alibi":
+        raise CheckpointError("config.json: is_causal False with ALiBi is not supported")
     if window := config.window or (config.pattern and config.pattern.window):
         raise CheckpointError(f"config.json: is_causal False with a window of {window} tokens is not supported")
     return replace(config, causal=False)

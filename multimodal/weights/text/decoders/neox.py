@@ -24,7 +24,9 @@ def _neox(text: dict[str, Any]) -> TextConfig:
         text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"], text["intermediate_size"],
         activation=activation(text, "hidden_act"), norm_eps=text["layer_norm_eps"],
     )  # fmt: skip
-    made = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack, True, positions=positions(text))
+    # transformers reads these two by their old names alone, where the scaling does not state them
+    turning = positions(text | {"rope_theta": text["rotary_emb_base"], "partial_rotary_factor": text["rotary_pct"]})
+    made = TextConfig(text["vocab_size"], text["max_position_embeddings"], stack, True, positions=turning)
     block = {"parallel": "two" if text["use_parallel_residual"] else None, "feed_bias": True}
     return changed(made, block, bias=text["attention_bias"])
 
@@ -48,8 +50,9 @@ def _fused(config: TextConfig, name: str) -> list[NameRow]:
 
 NEOX, NEOX_MODEL = families(DecoderSpec(
     ("gpt_neox",), _neox, FEED | {"attention.dense": "attention.out"},
-    {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.25, "use_parallel_residual": True,
-     "attention_bias": True, "tie_word_embeddings": False, "max_position_embeddings": 2048},
+    {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.25, "rotary_emb_base": 10000.0,
+     "use_parallel_residual": True, "attention_bias": True, "tie_word_embeddings": False,
+     "max_position_embeddings": 2048},
     lambda config: _fused(config, "attention.query_key_value"),
     ends={"embed_in": "embed", "final_layer_norm": "stack.norm"}, base="gpt_neox.", head="embed_out",
     first="attention.query_key_value.weight", only={"is_decoder": (False, True)},

@@ -19,7 +19,7 @@ KEYS = {
 }  # fmt: skip
 ALIASES = {"su": "longrope"}  # Phi-3's first files
 WHOLE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3", "olmo2", "olmo3",
-         "granite", "starcoder2")  # fmt: skip
+         "granite", "starcoder2", "falcon", "modernbert", "nomic_bert")  # fmt: skip
 TRAINED = "original_max_position_embeddings"
 
 
@@ -34,7 +34,7 @@ def positions(text: dict[str, Any], rope: dict[str, Any] | None = None) -> Posit
     if unknown := sorted(key for key in rope.keys() - KEYS[kind] if rope[key] is not None):
         raise CheckpointError(f"config.json: {unknown[0]} {rope[unknown[0]]!r} of rope scaling {kind!r} is not known")
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    part = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", text.get("rotary_pct", 1.0)))
+    part = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
     width = int(head * part)
     if part != 1 and text.get("model_type") in WHOLE:
         kind = text["model_type"]
@@ -43,7 +43,7 @@ def positions(text: dict[str, Any], rope: dict[str, Any] | None = None) -> Posit
         raise CheckpointError(
             f"config.json: partial_rotary_factor {part!r} of head width {head}: {width} numbers must be even, to rotate"
         )
-    theta = rope.get("rope_theta", text.get("rope_theta", text.get("rotary_emb_base", 10000.0)))
+    theta = rope.get("rope_theta", text.get("rope_theta", 10000.0))
     made = PositionConfig("rotary", theta=float(theta), share=None if width == head else width)
     return made if kind == "default" else SCALINGS[kind](made, text, rope, width)
 

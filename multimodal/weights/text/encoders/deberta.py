@@ -20,7 +20,9 @@ from multimodal.weights.text import bert, bert_hf
 from multimodal.weights.text.decoders.common import changed
 from multimodal.weights.text.sentence import lowers, sentence_length
 
-DEFAULTS = {"vocab_size": 128100, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
+# DebertaV2Config's defaults
+DEFAULTS = {"vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24,
+            "intermediate_size": 6144, "type_vocab_size": 0, "layer_norm_eps": 1e-7, "max_relative_positions": -1,
             "position_buckets": -1, "norm_rel_ebd": "none", "pooler_hidden_act": "gelu"}  # fmt: skip
 ONLY = {"relative_attention": True, "share_att_key": True, "position_biased_input": False, "type_vocab_size": 0,
         "legacy": True}  # fmt: skip

@@ -16,7 +16,7 @@ from multimodal.weights.family import Family, activation
 from multimodal.weights.table import HALVES, THIRDS, NameRow, Tensors, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.text.decoders.common import changed, windowed
-from multimodal.weights.text.decoders.rope import positions
+from multimodal.weights.text.decoders.rope import TRAINED, positions
 
 # ModernBertConfig's defaults
 DEFAULTS = {
@@ -37,9 +37,10 @@ def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConf
     """Raises CheckpointError for a head whose activation is not the blocks'."""
     if text["classifier_activation"] != text["hidden_activation"]:
         raise CheckpointError(f"config.json: classifier_activation {text['classifier_activation']!r} is not supported")
-    ropes = text.get("rope_parameters") or {}
+    ropes, scaling = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
+    text = text | {TRAINED: None}  # beside ropes by kind of layer transformers does not read it
     far, near = (
-        positions(text, ropes.get(f"{kind}_attention") or {"rope_theta": text[f"{key}_rope_theta"]})
+        positions(text, (ropes.get(f"{kind}_attention") or {"rope_theta": text[f"{key}_rope_theta"]}) | scaling)
         for kind, key in (("full", "global"), ("sliding", "local"))
     )
     stack = transformer(
