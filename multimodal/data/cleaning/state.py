@@ -44,7 +44,11 @@ class State:
         self.path, self._settings = path, json.dumps(settings, sort_keys=True)
         try:
             self._database = sqlite3.connect(path, timeout=0, isolation_level=None)
-            self._open(memory, keep)
+            try:
+                self._open(memory, keep)
+            except BaseException:
+                self._database.close()
+                raise
         except sqlite3.OperationalError as error:
             cause = "in use by another process, which writes the same output" if "locked" in str(error) else error
             raise UsageError(f"{path}: {cause}") from None
@@ -59,7 +63,6 @@ class State:
             raise sqlite3.DatabaseError
         if not empty and run("select settings from run").fetchone() != (self._settings,):
             if keep:
-                self._database.close()
                 problem = "of a stopped run with other inputs or options; repeat these, or remove it"
                 raise UsageError(f"{self.path}: {problem}")
             for (table,) in run("select name from sqlite_master where type = 'table'").fetchall():

@@ -283,3 +283,11 @@ def test_a_full_disk_is_named(tmp_path):
     with open("/dev/full", "wb", buffering=0) as target._file, pytest.raises(OSError, match="No space") as failed:
         target.write(b"text")
     assert failed.value.filename == str(target.part)
+
+
+def test_a_refused_state_is_closed(tmp_path):
+    state = tmp_path / "o.txt.state"
+    state.write_text("no database")
+    with pytest.raises(UsageError, match="no state of multimodal clean") as refused:
+        clean([], tmp_path / "o.txt", CleanOptions())
+    assert str(state) not in [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()], refused
