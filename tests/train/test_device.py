@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,22 @@ def test_deterministic_kernels_are_used_in_the_run_alone(tmp_path, monkeypatch):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
     with pytest.raises(RuntimeError, match="other"), deterministic():
         raise RuntimeError("other")
+
+
+def test_a_run_on_a_cpu_keeps_the_memory_that_its_steps_free(tmp_path, monkeypatch):
+    inside, seen = [], []
+
+    @contextmanager
+    def keeping():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def evaluate(model, step):
+        seen.extend(inside)
+        return {}
+
+    monkeypatch.setattr("multimodal.train.loop.keeping_memory", keeping)
+    tiny_run.loop(tmp_path, steps=1, evaluate=evaluate).fit()
+    assert seen == [True]
+    assert not inside
