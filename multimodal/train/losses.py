@@ -227,13 +227,14 @@ class _Vocabulary(torch.autograd.Function):
         grads = [torch.empty_like(states), None, None if bias is None else torch.zeros_like(bias, dtype=wide)]
         for begin in range(0, len(states), chunk):
             part = slice(begin, begin + chunk)
-            own, known = states[part].to(product), targets[part, None] >= 0
+            own = states[part].to(product)
             logits = own @ ready.T
             if compiled is not None and learns and bias is None and cap is None and logits.is_cuda:
                 own_loss, pull = compiled(logits, targets[part], wide, smoothing)
                 loss += own_loss
             else:
-                pull, own = logits, own * known.to(product)  # ignored rows are zeroed here, which is less than in pull
+                pull = logits
+                own = own * (targets[part, None] >= 0).to(product)  # zeroes ignored rows, which is less than in pull
                 for piece in _pieces(logits):
                     loss += _pull(logits[piece], bias, targets[part][piece], wide, learns, smoothing, cap, grads[2])
             if learns:

@@ -24,7 +24,7 @@ from multimodal.tokens.text.translation import PiecesTokenizer
 from multimodal.tokens.text.wordpiece import WordPieceTokenizer
 from multimodal.weights.card import SEARCH
 from multimodal.weights.folder import Checkpoint
-from multimodal.weights.speech.whisper import OPTIONS
+from multimodal.weights.speech.whisper import TRANSCRIBE_OPTIONS
 
 CLASSES = {WordPieceTokenizer: "BertTokenizer", CLIPTokenizer: "CLIPTokenizer", WhisperTokenizer: "WhisperTokenizer",
            GPT2Tokenizer: "GPT2Tokenizer"}  # fmt: skip
@@ -265,7 +265,7 @@ def write_whisper(checkpoint: Checkpoint, folder: Path) -> None:
         "max_initial_timestamp_index": round(latest / t.SECONDS_PER_TIMESTAMP) if latest else None,
     }  # fmt: skip
     asked = checkpoint.card.get("transcribe") or {}
-    record |= {name: asked[own] for name, own in OPTIONS.items() if own in asked}
+    record |= {name: asked[own] for name, own in TRANSCRIBE_OPTIONS.items() if own in asked}
     if t.multilingual:
         languages = zip(t.languages, t.language_tokens, strict=True)
         record |= {

@@ -21,7 +21,8 @@ from multimodal.weights.table import NameRow, Tensors, linears, repeat, under, w
 SUPPRESSED = "suppress_tokens", "begin_suppress_tokens"
 PREPROCESSOR, GENERATION = "preprocessor_config.json", "generation_config.json"
 # options of transcription by their names in generation_config.json
-OPTIONS = {name: name for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")} | {
+THRESHOLDS = "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"
+TRANSCRIBE_OPTIONS = dict(zip(THRESHOLDS, THRESHOLDS, strict=True)) | {
     "condition_on_prev_tokens": "condition_on_previous_text"
 }
 FEATURES = {"n_fft": 400, "hop_length": 160, "sampling_rate": 16000, "dither": 0, "padding_value": 0,
@@ -171,7 +172,7 @@ def _asked(told: dict[str, Any], t: WhisperTokenizer, where: str) -> dict[str, A
         if type(latest) is not int or latest < 1:
             raise CheckpointError(f"{GENERATION}: max_initial_timestamp_index must be 1 or more (got {latest!r})")
         found["max_initial_timestamp"] = latest * t.SECONDS_PER_TIMESTAMP
-    found |= {own: told[name] for name, own in OPTIONS.items() if told.get(name) is not None}
+    found |= {own: told[name] for name, own in TRANSCRIBE_OPTIONS.items() if told.get(name) is not None}
     if t.multilingual:
         if told.get("is_multilingual") is False:
             raise CheckpointError(f"{GENERATION}: is_multilingual must be true, as its vocabulary is (got False)")

@@ -22,7 +22,7 @@ from multimodal.weights.text.decoders.common import (
     windowed,
 )  # fmt: skip
 from multimodal.weights.text.decoders.llama_kin import DEFAULTS, QK_NORMS
-from multimodal.weights.text.decoders.rope import TRAINED, positions
+from multimodal.weights.text.decoders.rope import by_kind_of_layer, positions
 
 NORMS = {
     "input_layernorm": "attention_branch.norm", "post_attention_layernorm": "attention_branch.out_norm",
@@ -58,7 +58,7 @@ def _gemma3(text: dict[str, Any]) -> TextConfig:
     ropes, theta = text.get("rope_parameters") or {}, {"rope_theta": text["rope_theta"]}
     far = ropes.get("full_attention") or (text.get("rope_scaling") or {}) | theta
     near = ropes.get("sliding_attention") or {"rope_theta": text["rope_local_base_freq"]}
-    text = text | {TRAINED: None}  # beside ropes by kind of layer transformers does not read it
+    text = by_kind_of_layer(text)
     made = _sandwiched(text | {"rope_parameters": far}, qk_norm="rms_plus", qk_norm_eps=text["rms_norm_eps"])
     if text["use_bidirectional_attention"]:
         made, text = replace(made, causal=False), text | {"sliding_window": text["sliding_window"] // 2 + 1}

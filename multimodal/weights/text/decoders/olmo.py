@@ -9,7 +9,7 @@ from multimodal.models.text_config import TextConfig
 from multimodal.weights.text import llama
 from multimodal.weights.text.decoders.common import GATED, SELF, DecoderSpec, changed, families, windowed
 from multimodal.weights.text.decoders.llama_kin import DEFAULTS, QK_NORMS
-from multimodal.weights.text.decoders.rope import TRAINED, positions
+from multimodal.weights.text.decoders.rope import by_kind_of_layer, positions
 
 NAMES = SELF | GATED | QK_NORMS | {
     "post_attention_layernorm": "attention_branch.out_norm", "post_feedforward_layernorm": "feed_branch.out_norm",
@@ -27,7 +27,7 @@ def _olmo3(text: dict[str, Any]) -> TextConfig:
     plain = {"rope_theta": text["rope_theta"]}
     near = rope.get("sliding_attention") or (rope | {"rope_type": "default", "type": "default"} if rope else plain)
     far = rope.get("full_attention") or rope or text.get("rope_scaling") or plain
-    text = text | {TRAINED: None}  # beside ropes by kind of layer transformers does not read it
+    text = by_kind_of_layer(text)
     made = _olmo2(text | {"rope_parameters": far})
     near = {key: value for key, value in near.items() if key in ("rope_theta", "rope_type", "type")}
     return windowed(made, text, lambda layer: (layer + 1) % 4 != 0, positions(text, near))

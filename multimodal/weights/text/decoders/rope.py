@@ -23,6 +23,11 @@ WHOLE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "ge
 TRAINED = "original_max_position_embeddings"
 
 
+def by_kind_of_layer(text: dict[str, Any]) -> dict[str, Any]:
+    """Drop the trained length, which transformers does not read beside ropes by kind of layer."""
+    return text | {TRAINED: None}
+
+
 def positions(text: dict[str, Any], rope: dict[str, Any] | None = None) -> PositionConfig:
     """`rope`: of layers that have their own. Raises CheckpointError for an unknown kind, an unknown key, and values
     that are no scaling."""

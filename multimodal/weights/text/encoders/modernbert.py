@@ -16,7 +16,7 @@ from multimodal.weights.family import Family, activation
 from multimodal.weights.table import HALVES, THIRDS, NameRow, Tensors, linears, qkv, repeat, under, weight_and_bias
 from multimodal.weights.text import bert
 from multimodal.weights.text.decoders.common import changed, windowed
-from multimodal.weights.text.decoders.rope import TRAINED, positions
+from multimodal.weights.text.decoders.rope import by_kind_of_layer, positions
 
 # ModernBertConfig's defaults
 DEFAULTS = {
@@ -38,7 +38,7 @@ def config_from(text: dict[str, Any], tensors: Tensors, prefix: str) -> TextConf
     if text["classifier_activation"] != text["hidden_activation"]:
         raise CheckpointError(f"config.json: classifier_activation {text['classifier_activation']!r} is not supported")
     ropes, scaling = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
-    text = text | {TRAINED: None}  # beside ropes by kind of layer transformers does not read it
+    text = by_kind_of_layer(text)
     far, near = (
         positions(text, (ropes.get(f"{kind}_attention") or {"rope_theta": text[f"{key}_rope_theta"]}) | scaling)
         for kind, key in (("full", "global"), ("sliding", "local"))
